@@ -1,0 +1,1 @@
+"""The `nn.Module`s, under the names and arguments of Transformer Engine."""
