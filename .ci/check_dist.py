@@ -47,7 +47,8 @@ def problems(dist: Path) -> list[str]:
 def main() -> int:
     """Print every problem; 1 if there is one."""
     found = problems(Path(sys.argv[1]))
-    print(*found, sep="\n" if found else "")
+    if found:
+        print(*found, sep="\n")
     return 1 if found else 0
 
 
