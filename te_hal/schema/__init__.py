@@ -1,0 +1,1 @@
+"""The leaf that every layer may import: op schemas as data, formats, storages, capability answers, errors."""

@@ -1,0 +1,69 @@
+"""Schemas of the cast family."""
+
+from __future__ import annotations
+
+import torch
+
+from te_hal.schema.formats import E4M3, E5M2, FLOATS, FP8_DTYPES, ColumnwiseOrder, ScalingMode
+from te_hal.schema.op import REQUIRED, Contract, Family, Flag, FlagType, OpSchema, Operand, Output, Rule
+
+_FP32 = (torch.float32,)
+
+QUANTIZE = OpSchema(
+    name="quantize",
+    family=Family.CAST,
+    summary="Cast to a scaled 8-bit format: clamp(input * scale), round to nearest even.",
+    operands=(
+        Operand("input", FLOATS, "...", "what to cast, any shape"),
+        Operand("scale", _FP32, "1", "factor into the format; required for per-tensor scaling", optional=True),
+        Operand("amax", _FP32, "1", "becomes max(amax, max|input|)", optional=True, written=True),
+        Operand("out", (), "*input", "storage to refill", formats=(E4M3, E5M2), optional=True, written=True),
+    ),
+    keyword_operands=frozenset({"amax", "out"}),
+    flags=(
+        Flag("dtype", FlagType.DTYPE, REQUIRED, "element format of the result", FP8_DTYPES, keyed=True),
+        Flag("mode", FlagType.CHOICE, ScalingMode.TENSOR, "scaling mode", tuple(ScalingMode), keyed=True),
+        Flag("rowwise", FlagType.BOOL, True, "make the rowwise copy", keyed=True),
+        Flag("columnwise", FlagType.BOOL, False, "make the columnwise copy", keyed=True),
+        Flag(
+            "columnwise_order",
+            FlagType.CHOICE,
+            ColumnwiseOrder.TRANSPOSED,
+            "memory order of the columnwise copy",
+            tuple(ColumnwiseOrder),
+            keyed=True,
+        ),
+    ),
+    outputs=(Output("output", "*input", "dtype", "storage with the asked copies; `out` itself where given"),),
+    rules=(
+        Rule("rowwise or columnwise", "at least one of rowwise and columnwise must be asked for"),
+        Rule(
+            "scale is not None or mode != 'tensor'",
+            "per-tensor scaling needs `scale`, an fp32 tensor of one element",
+        ),
+        Rule(
+            "out is None or (out.kind.format.dtype == dtype and out.kind.mode == mode"
+            " and out.kind.rowwise == rowwise and out.kind.columnwise == columnwise"
+            " and (not columnwise or out.kind.order == columnwise_order))",
+            "`out` must have the format, mode, copies and columnwise order that are asked for",
+        ),
+    ),
+    contract=Contract(("C1", "C2", "C3", "C4", "C5", "A1"), "every step is a single IEEE operation", exact=True),
+    returns_storage=True,
+)
+
+DEQUANTIZE = OpSchema(
+    name="dequantize",
+    family=Family.CAST,
+    summary="Back to plain values: decode(code) * scale_inv in fp32, rounded once to the result dtype.",
+    operands=(Operand("input", (), "...", "quantized data", formats=(E4M3, E5M2)),),
+    flags=(
+        Flag(
+            "out_dtype", FlagType.OPTIONAL_DTYPE, None, "result dtype; None: the nominal dtype", FLOATS, keyed=True
+        ),
+    ),
+    outputs=(Output("output", "*input", "out_dtype|input", "plain tensor, shape of input"),),
+    contract=Contract(("C6",), "decode is exact, the product and the rounding are single IEEE operations", exact=True),
+)
+
+SCHEMAS = (QUANTIZE, DEQUANTIZE)

@@ -1,0 +1,178 @@
+"""Generates, per op, the function that every call passes through: memo look-up, then rank and shape checks.
+
+The generated source is straight-line Python over the schema's data. On a hit it reads dtype, type and device of
+each operand once, looks the kernel up, and compares sizes; whatever else can be wrong with a call (dtypes,
+devices, keyed flags) is decided on the miss and remembered by the memo's key. ``entry_source`` shows the text.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from te_hal.schema import shapes, validate
+from te_hal.schema.op import FlagType, OpSchema, Operand
+from te_hal.schema.storage import QuantizedStorage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Kernel = Callable[..., Any]
+    Memo = dict[tuple[object, ...], Kernel]
+
+_ALWAYS_CHECKED = {
+    FlagType.FLOAT: ("type({0}) is not float", "check_number"),
+    FlagType.OPTIONAL_FLOAT: ("{0} is not None and type({0}) is not float", "check_number"),
+    FlagType.INT: ("type({0}) is not int", "check_integer"),
+    FlagType.BOOL: ("type({0}) is not bool", "check_bool"),
+    FlagType.WINDOW: ("{0} != (-1, -1)", "check_window"),
+}
+
+
+def compile_entry(
+    schema: OpSchema,
+    current_memo: Callable[[], Memo],
+    on_miss: Callable[[OpSchema, tuple[object, ...] | None, dict[str, Any]], Kernel],
+) -> Kernel:
+    """Build the op's entry: takes every argument positionally in signature order, returns the kernel to call.
+
+    Args:
+        schema: the op.
+        current_memo: returns the memo of the selection in force.
+        on_miss: validates the call, picks a kernel and stores it under the key; its error is the caller's. With
+            key None an operand lacks dtype or device, and validation must fail.
+    """
+    namespace: dict[str, Any] = {
+        "S": QuantizedStorage,
+        "current_memo": current_memo,
+        "on_miss": on_miss,
+        "SCHEMA": schema,
+        "OPERANDS": {operand.name: operand for operand in schema.operands},
+        "broadcasts": shapes.broadcasts,
+        "shape_error": shapes.shape_error,
+        "rule_error": validate.rule_error,
+        "check_number": validate.check_number,
+        "check_integer": validate.check_integer,
+        "check_bool": validate.check_bool,
+        "check_window": validate.check_window,
+    }
+    exec(compile(entry_source(schema), f"<te_hal entry of {schema.name}>", "exec"), namespace)  # noqa: S102 - own text
+    entry: Kernel = namespace[f"enter_{schema.name}"]
+    return entry
+
+
+def entry_source(schema: OpSchema) -> str:
+    """The Python text of the entry that :func:`compile_entry` builds."""
+    names = [name for name, _, _ in schema.signature]
+    arguments = "{" + ", ".join(f"{name!r}: {name}" for name in names) + "}"
+    lines = [
+        f"def enter_{schema.name}({', '.join(names)}):",
+        "    try:",
+        f"        key = ({', '.join(_key(schema))},)",
+        "    except AttributeError:",
+        f"        on_miss(SCHEMA, None, {arguments})",
+        "        raise",
+        "    try:",
+        "        kernel = current_memo()[key]",
+        "    except (KeyError, TypeError):",
+        f"        kernel = on_miss(SCHEMA, key, {arguments})",
+    ]
+    for flag in schema.flags:
+        if not flag.keyed and flag.type in _ALWAYS_CHECKED:
+            condition, check = _ALWAYS_CHECKED[flag.type]
+            lines += [f"    if {condition.format(flag.name)}:", f"        {check}(SCHEMA, {flag.name!r}, {flag.name})"]
+    for rule in schema.rules:
+        lines += [
+            f"    if not ({rule.condition}):",
+            f"        raise rule_error(SCHEMA, {rule.sentence!r}, {arguments})",
+        ]
+    lines += _shape_checks(schema, arguments)
+    lines.append("    return kernel")
+    return "\n".join(lines) + "\n"
+
+
+def _key(schema: OpSchema) -> list[str]:
+    parts = [repr(schema.name)]
+    for operand in schema.operands:
+        name = operand.name
+        dtype = f"{name}.kind if type({name}) is S else {name}.dtype" if operand.formats else f"{name}.dtype"
+        if operand.optional:
+            parts.append(f"None if {name} is None else (type({name}), {dtype}, {name}.device)")
+        else:
+            parts += [f"type({name})", dtype, f"{name}.device"]
+    return parts + [flag.name for flag in schema.flags if flag.keyed]
+
+
+def _shape_checks(schema: OpSchema, arguments: str) -> list[str]:
+    if schema.variant is None:
+        return [f"    {line}" for line in _ShapeChecks(schema, None, arguments).lines()]
+    grouped: dict[tuple[str, ...], list[object]] = {}
+    flag = next(f for f in schema.flags if f.name == schema.variant)
+    for value in flag.choices:
+        grouped.setdefault(tuple(_ShapeChecks(schema, value, arguments).lines()), []).append(value)
+    lines = []
+    for word, (body, values) in zip(["if", *["elif"] * len(grouped)], grouped.items(), strict=False):
+        test = f"{flag.name} == {values[0]!r}" if len(values) == 1 else f"{flag.name} in {tuple(values)!r}"
+        lines += [f"    {word} {test}:", *[f"        {line}" for line in body]]
+    return lines
+
+
+class _ShapeChecks:
+    """Emits the comparisons of one variant, binding each symbol where it first occurs."""
+
+    def __init__(self, schema: OpSchema, variant: object, arguments: str) -> None:
+        self.schema, self.variant, self.arguments = schema, variant, arguments
+        self.bound: set[str] = set()
+
+    def lines(self) -> list[str]:
+        lines = []
+        for operand in self.schema.operands:
+            body = self._operand(operand, self.schema.shape_rule(operand.shape, self.variant))
+            if operand.optional and body:
+                body = [f"if {operand.name} is not None:", *[f"    {line}" for line in body]]
+            lines += body
+        return lines
+
+    def _operand(self, operand: Operand, rule: str) -> list[str]:
+        name = operand.name
+        if rule == "1":
+            return self._fail_if(f"{name}.numel() != 1", name)
+        if rule[0] == "*":
+            return self._fail_if(f"{name}.shape != {rule[1:]}.shape", name)
+        if rule[0] == "<":
+            return self._fail_if(f"not broadcasts({name}.shape, {rule[1:]}.shape)", name)
+        dims = shapes.parse(rule)
+        if dims.leading and not dims.sizes:
+            return self._leading(name, f"{name}.shape")
+        count = len(dims.sizes)
+        lines = [f"s = {name}.shape"]
+        lines += self._fail_if(f"len(s) {'<' if dims.leading else '!='} {count}", name)
+        if dims.leading:
+            lines += self._leading(name, f"s[:-{count}]")
+        for index, (factor, symbol) in enumerate(dims.sizes):
+            lines += self._size(name, f"s[{index - count}]", factor, symbol)
+        return lines
+
+    def _leading(self, name: str, shape: str) -> list[str]:
+        if not self._others_use_leading(name):
+            return []
+        if "lead" in self.bound:
+            return self._fail_if(f"{shape} != lead", name)
+        self.bound.add("lead")
+        return [f"lead = {shape}"]
+
+    def _others_use_leading(self, name: str) -> bool:
+        rules = [self.schema.shape_rule(o.shape, self.variant) for o in self.schema.operands if o.name != name]
+        return any(rule.startswith("...") for rule in rules)
+
+    def _size(self, name: str, size: str, factor: int, symbol: str) -> list[str]:
+        variable = f"d_{symbol}"
+        if symbol in self.bound:
+            expected = variable if factor == 1 else f"{factor} * {variable}"
+            return self._fail_if(f"{size} != {expected}", name)
+        self.bound.add(symbol)
+        if factor == 1:
+            return [f"{variable} = {size}"]
+        return [f"{variable}, rest = divmod({size}, {factor})", *self._fail_if("rest", name)]
+
+    def _fail_if(self, condition: str, name: str) -> list[str]:
+        return [f"if {condition}:", f"    raise shape_error(SCHEMA, OPERANDS[{name!r}], {self.arguments})"]

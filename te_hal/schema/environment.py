@@ -1,0 +1,101 @@
+"""The environment, read once: every TE_HAL_* variable in one table, unknown ones reported.
+
+What can change at run time is an API; the variable is its start value.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from te_hal.schema.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PREFIX = "TE_HAL_"
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"", "0", "false", "no", "off"})
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One row of the table. ``kind`` is "flag", "name" or "names" (comma separated)."""
+
+    name: str
+    kind: str
+    meaning: str
+
+
+TABLE = (
+    Variable("TE_HAL_BACKEND", "name", "backend in force at start, as by te_hal.set_backend"),
+    Variable("TE_HAL_FALLBACK", "names", "backends that may take over an op, as te_hal.Policy(fallback=...)"),
+    Variable(
+        "TE_HAL_FP8_CURRENT_SCALING_POWER_2_SCALES",
+        "flag",
+        "default of recipe.Float8CurrentScaling.use_power_2_scales",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The parsed values. ``unknown`` lists TE_HAL_* names that nobody reads."""
+
+    backend: str | None = None
+    fallback: tuple[str, ...] = ()
+    fp8_current_scaling_power_2_scales: bool = False
+    unknown: tuple[str, ...] = ()
+
+
+def parse(variables: Mapping[str, str]) -> Environment:
+    """Read a mapping of variables.
+
+    Raises:
+        ArgumentError: a flag is neither true nor false.
+    """
+    known = {variable.name for variable in TABLE}
+    values: dict[str, object] = {}
+    for variable in TABLE:
+        text = variables.get(variable.name, "").strip()
+        field = variable.name[len(PREFIX) :].lower()
+        if variable.kind == "flag":
+            values[field] = _flag(variable.name, text)
+        elif variable.kind == "names":
+            values[field] = tuple(name.strip() for name in text.split(",") if name.strip())
+        else:
+            values[field] = text or None
+    unknown = tuple(sorted(name for name in variables if name.startswith(PREFIX) and name not in known))
+    return Environment(**values, unknown=unknown)  # type: ignore[arg-type]
+
+
+def _flag(name: str, text: str) -> bool:
+    lowered = text.lower()
+    if lowered in _TRUE:
+        return True
+    if lowered in _FALSE:
+        return False
+    raise ArgumentError(
+        name,
+        got=repr(text),
+        accepted=f"{', '.join(sorted(_TRUE))} or {', '.join(sorted(_FALSE - {''}))}",
+        todo="set it to 0 or 1, or unset it",
+    )
+
+
+def _read() -> Environment:
+    environment = parse(os.environ)
+    if environment.unknown:
+        known = ", ".join(variable.name for variable in TABLE)
+        warnings.warn(
+            f"environment: unknown {', '.join(environment.unknown)} (ignored); known: {known}",
+            stacklevel=2,
+        )
+    return environment
+
+
+#: The process's environment as it was at import.
+ENVIRONMENT = _read()

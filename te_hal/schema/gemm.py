@@ -1,0 +1,97 @@
+"""Schemas of the gemm family."""
+
+from __future__ import annotations
+
+import torch
+
+from te_hal.schema.formats import E4M3, E5M2, FLOATS
+from te_hal.schema.op import Contract, Family, Flag, FlagType, OpSchema, Operand, Output, Rule
+
+#: The three products of a linear layer y = x @ w.T, by what they make.
+LAYOUTS = ("fprop", "dgrad", "wgrad")
+
+GEMM = OpSchema(
+    name="gemm",
+    family=Family.GEMM,
+    summary="fprop: a @ b.T (+ bias); dgrad: a @ b; wgrad: a.T @ b. Any pairing of plain and quantized operands.",
+    operands=(
+        Operand(
+            "a",
+            FLOATS,
+            {"fprop": "M K", "dgrad": "M N", "wgrad": "M N"},
+            "input (fprop) or grad_output (dgrad, wgrad)",
+            formats=(E4M3, E5M2),
+        ),
+        Operand(
+            "b",
+            FLOATS,
+            {"fprop": "N K", "dgrad": "N K", "wgrad": "M K"},
+            "weight (fprop, dgrad) or input (wgrad)",
+            formats=(E4M3, E5M2),
+        ),
+        Operand(
+            "bias", FLOATS, {"fprop": "N", "dgrad": "N", "wgrad": "N"}, "added before the rounding", optional=True
+        ),
+        Operand(
+            "out",
+            FLOATS,
+            {"fprop": "M N", "dgrad": "M K", "wgrad": "N K"},
+            "receives the result",
+            optional=True,
+            written=True,
+        ),
+    ),
+    keyword_operands=frozenset({"bias", "out"}),
+    flags=(
+        Flag("layout", FlagType.CHOICE, "fprop", "which product", LAYOUTS, keyed=True),
+        Flag("accumulate", FlagType.BOOL, False, "add to `out` instead of overwriting it", keyed=True),
+        Flag(
+            "out_dtype",
+            FlagType.OPTIONAL_DTYPE,
+            None,
+            "result dtype; None: that of `out`, else a's (nominal) dtype",
+            FLOATS,
+            keyed=True,
+        ),
+    ),
+    outputs=(
+        Output(
+            "output", {"fprop": "M N", "dgrad": "M K", "wgrad": "N K"}, "out_dtype|a", "`out` itself where given"
+        ),
+    ),
+    variant="layout",
+    rules=(
+        Rule("bias is None or layout == 'fprop'", "a bias goes with layout 'fprop' only"),
+        Rule("not accumulate or out is not None", "accumulate=True needs `out`"),
+        Rule(
+            "out is None or out_dtype is None or out.dtype == out_dtype",
+            "`out` and `out_dtype` must name one dtype",
+        ),
+    ),
+    contract=Contract(
+        ("G1", "G2", "G3", "G4"),
+        "products are exact, sums are fp32 in any order, one rounding to the output dtype",
+        bound={torch.float32: 3e-6, torch.float16: 6e-4, torch.bfloat16: 3e-3},
+    ),
+)
+
+BIAS_GRAD = OpSchema(
+    name="bias_grad",
+    family=Family.GEMM,
+    summary="Gradient of a bias: the sum over rows, in fp32, rounded once.",
+    operands=(Operand("grad_output", FLOATS, "M N", "gradient of the layer's output"),),
+    flags=(
+        Flag(
+            "out_dtype", FlagType.OPTIONAL_DTYPE, None, "result dtype; None: grad_output's", FLOATS, keyed=True
+        ),
+    ),
+    outputs=(Output("grad_bias", "N", "out_dtype|grad_output", "shape [N]"),),
+    contract=Contract(
+        ("G5",),
+        "an fp32 sum in any order, one rounding",
+        bound={torch.float32: 1e-5, torch.float16: 6e-4, torch.bfloat16: 3e-3},
+    ),
+    optional=True,
+)
+
+SCHEMAS = (GEMM, BIAS_GRAD)

@@ -1,0 +1,168 @@
+"""Slow-path validation of a call: runs once per new combination of dtypes, devices and flags."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from te_hal.schema.errors import ArgumentError, ArgumentTypeError
+from te_hal.schema.op import Flag, FlagType, OpSchema, Operand
+from te_hal.schema.storage import QuantizedStorage
+from te_hal.schema.support import Call
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from te_hal.schema.support import Kind
+
+_SEE_REFERENCE = "see the op's page in docs/ops.md"
+
+
+def describe_call(schema: OpSchema, arguments: Mapping[str, Any]) -> Call:
+    """Check kinds, devices and keyed flags of a call, and describe it for capability questions.
+
+    Args:
+        schema: the op.
+        arguments: every argument by name.
+
+    Raises:
+        ArgumentTypeError: an operand is neither a tensor nor a QuantizedStorage where one is accepted.
+        ArgumentError: wrong dtype, format or flag value; operands on different devices.
+    """
+    kinds = {o.name: _kind(schema, o, arguments[o.name]) for o in schema.operands}
+    device = _one_device(schema, arguments)
+    flags = {}
+    for flag in schema.flags:
+        if flag.keyed:
+            _check_flag(schema, flag, arguments[flag.name])
+            flags[flag.name] = arguments[flag.name]
+    return Call(schema.name, device, kinds, flags)
+
+
+def _kind(schema: OpSchema, operand: Operand, value: Any) -> Kind:  # noqa: ANN401 - anything a caller passed
+    if value is None:
+        if operand.optional:
+            return None
+        raise ArgumentTypeError(
+            f"{schema.name}: {operand.name}", got="None", accepted=_accepted(operand), todo=_SEE_REFERENCE
+        )
+    if isinstance(value, QuantizedStorage):
+        if value.format in operand.formats:
+            return value.kind
+        got = f"a QuantizedStorage ({value.kind!r})"
+        raise ArgumentError(f"{schema.name}: {operand.name}", got=got, accepted=_accepted(operand), todo=_dequantize)
+    if not isinstance(value, torch.Tensor):
+        raise ArgumentTypeError(
+            f"{schema.name}: {operand.name}",
+            got=f"a {type(value).__name__}",
+            accepted=_accepted(operand),
+            todo=_SEE_REFERENCE,
+        )
+    if hasattr(value, "quantized_storage"):
+        raise ArgumentTypeError(
+            f"{schema.name}: {operand.name}",
+            got=f"a {type(value).__name__}",
+            accepted=_accepted(operand),
+            todo="pass its .quantized_storage, or .dequantize() first",
+        )
+    if value.dtype not in operand.dtypes:
+        raise ArgumentError(
+            f"{schema.name}: {operand.name}",
+            got=f"dtype {value.dtype}",
+            accepted=_accepted(operand),
+            todo="cast it, or quantize it with te_hal.ops.quantize",
+        )
+    return value.dtype
+
+
+_dequantize = "dequantize it with te_hal.ops.dequantize"
+
+
+def _accepted(operand: Operand) -> str:
+    parts = [str(dtype) for dtype in operand.dtypes]
+    parts += [f"a QuantizedStorage in {fmt.name}" for fmt in operand.formats]
+    if operand.optional:
+        parts.append("None")
+    return ", ".join(parts)
+
+
+def _one_device(schema: OpSchema, arguments: Mapping[str, Any]) -> torch.device:
+    found: dict[str, torch.device] = {}
+    for operand in schema.operands:
+        value = arguments[operand.name]
+        if value is not None:
+            found[operand.name] = value.device
+    devices = set(found.values())
+    if len(devices) > 1:
+        raise ArgumentError(
+            schema.name,
+            got=", ".join(f"{name} on {device}" for name, device in found.items()),
+            accepted="all operands on one device",
+            todo="move them with .to(device)",
+        )
+    return devices.pop()
+
+
+def _check_flag(schema: OpSchema, flag: Flag, value: Any) -> None:  # noqa: ANN401
+    if flag.type is FlagType.BOOL:
+        right = isinstance(value, bool)
+        accepted = "True, False"
+    elif flag.type in (FlagType.DTYPE, FlagType.OPTIONAL_DTYPE):
+        right = (isinstance(value, torch.dtype) and value in flag.choices) or (
+            value is None and flag.type is FlagType.OPTIONAL_DTYPE
+        )
+        accepted = ", ".join(str(choice) for choice in flag.choices)
+    else:
+        right = isinstance(value, str) and value in flag.choices
+        accepted = ", ".join(repr(getattr(choice, "value", choice)) for choice in flag.choices)
+    if not right:
+        raise ArgumentError(
+            f"{schema.name}: {flag.name}", got=repr(value), accepted=accepted, todo=_SEE_REFERENCE
+        )
+
+
+def check_number(schema: OpSchema, name: str, value: object) -> None:
+    """Refuse what is not a plain finite-or-infinite number (bool, str, tensor, NaN)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:  # noqa: PLR0124 - NaN
+        raise ArgumentError(
+            f"{schema.name}: {name}", got=repr(value), accepted="a Python number", todo=_SEE_REFERENCE
+        )
+
+
+def check_integer(schema: OpSchema, name: str, value: object) -> None:
+    """Refuse what is not a Python int."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArgumentError(f"{schema.name}: {name}", got=repr(value), accepted="an int", todo=_SEE_REFERENCE)
+
+
+def check_bool(schema: OpSchema, name: str, value: object) -> None:
+    """Refuse what is not a bool."""
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{schema.name}: {name}", got=repr(value), accepted="True, False", todo=_SEE_REFERENCE)
+
+
+def check_window(schema: OpSchema, name: str, value: object) -> None:
+    """Refuse what is not a pair of ints, each -1 or more."""
+    pair = isinstance(value, tuple) and len(value) == 2 and all(type(v) is int and v >= -1 for v in value)  # noqa: PLR2004
+    if not pair:
+        raise ArgumentError(
+            f"{schema.name}: {name}",
+            got=repr(value),
+            accepted="a tuple of two ints, each at least 0, or -1 for no limit",
+            todo=_SEE_REFERENCE,
+        )
+
+
+def rule_error(schema: OpSchema, sentence: str, arguments: Mapping[str, Any]) -> ArgumentError:
+    """The error for a broken rule of the schema."""
+    got = ", ".join(
+        f"{name}={_short(arguments[name])}" for name, _, _ in schema.signature if arguments[name] is not None
+    )
+    return ArgumentError(schema.name, got=got, accepted=sentence, todo=_SEE_REFERENCE)
+
+
+def _short(value: Any) -> str:  # noqa: ANN401
+    if isinstance(value, torch.Tensor):
+        return f"tensor{tuple(value.shape)}"
+    return repr(value)
