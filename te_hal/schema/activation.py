@@ -13,13 +13,22 @@ ACTIVATIONS = UNGATED + GATED
 
 _INPUT_SHAPE = {name: "... F" for name in UNGATED} | {name: "... 2F" for name in GATED}
 _OUTPUT_SHAPE = dict.fromkeys(ACTIVATIONS, "... F")
-_INPUT = Operand("input", FLOATS, _INPUT_SHAPE, "for gated kinds: first half activated, second half multiplies")
+_INPUT = Operand(
+    "input", FLOATS, _INPUT_SHAPE, "for gated kinds: first half activated, second half multiplies"
+)
 _FLAGS = (
     Flag("activation", FlagType.CHOICE, REQUIRED, "which function", ACTIVATIONS, keyed=True),
     Flag("limit", FlagType.OPTIONAL_FLOAT, None, "clamped_swiglu only; None: 7.0"),
     Flag("alpha", FlagType.OPTIONAL_FLOAT, None, "clamped_swiglu only; None: 1.702"),
     Flag("glu_linear_offset", FlagType.OPTIONAL_FLOAT, None, "clamped_swiglu only; None: 1.0"),
-    Flag("out_dtype", FlagType.OPTIONAL_DTYPE, None, "result dtype, float32 allowed; None: input's", FLOATS, keyed=True),
+    Flag(
+        "out_dtype",
+        FlagType.OPTIONAL_DTYPE,
+        None,
+        "result dtype, float32 allowed; None: input's",
+        FLOATS,
+        keyed=True,
+    ),
 )
 _RULES = (
     Rule(

@@ -47,7 +47,13 @@ UPDATE_DELAYED_SCALE = OpSchema(
     family=Family.AMAX,
     summary="Roll the amax history of n tensors and renew their scales, all in place.",
     operands=(
-        Operand("amax_history", _FP32, "L N", "row 0 is the running amax, row L-1 the newest past one", written=True),
+        Operand(
+            "amax_history",
+            _FP32,
+            "L N",
+            "row 0 is the running amax, row L-1 the newest past one",
+            written=True,
+        ),
         Operand("scale", _FP32, "N", "scales in use", written=True),
         Operand("reduced_amax", _FP32, "N", "amax over all ranks where that is wanted", optional=True),
     ),

@@ -79,7 +79,10 @@ def entry_source(schema: OpSchema) -> str:
     for flag in schema.flags:
         if not flag.keyed and flag.type in _ALWAYS_CHECKED:
             condition, check = _ALWAYS_CHECKED[flag.type]
-            lines += [f"    if {condition.format(flag.name)}:", f"        {check}(SCHEMA, {flag.name!r}, {flag.name})"]
+            lines += [
+                f"    if {condition.format(flag.name)}:",
+                f"        {check}(SCHEMA, {flag.name!r}, {flag.name})",
+            ]
     for rule in schema.rules:
         lines += [
             f"    if not ({rule.condition}):",
@@ -161,7 +164,9 @@ class _ShapeChecks:
         return [f"lead = {shape}"]
 
     def _others_use_leading(self, name: str) -> bool:
-        rules = [self.schema.shape_rule(o.shape, self.variant) for o in self.schema.operands if o.name != name]
+        rules = [
+            self.schema.shape_rule(o.shape, self.variant) for o in self.schema.operands if o.name != name
+        ]
         return any(rule.startswith("...") for rule in rules)
 
     def _size(self, name: str, size: str, factor: int, symbol: str) -> list[str]:

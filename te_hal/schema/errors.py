@@ -42,6 +42,10 @@ class UnsupportedError(TeHalError, NotImplementedError):
     """Nobody here can do what was asked: not built, or not by the chosen backend."""
 
 
+class NotBuiltError(UnsupportedError, AttributeError):
+    """A public name of Transformer Engine that this version does not have yet (``hasattr`` answers no)."""
+
+
 class BackendNotFoundError(TeHalError, ValueError):
     """No backend of that name is known."""
 

@@ -30,7 +30,11 @@ GEMM = OpSchema(
             formats=(E4M3, E5M2),
         ),
         Operand(
-            "bias", FLOATS, {"fprop": "N", "dgrad": "N", "wgrad": "N"}, "added before the rounding", optional=True
+            "bias",
+            FLOATS,
+            {"fprop": "N", "dgrad": "N", "wgrad": "N"},
+            "added before the rounding",
+            optional=True,
         ),
         Operand(
             "out",
@@ -56,7 +60,10 @@ GEMM = OpSchema(
     ),
     outputs=(
         Output(
-            "output", {"fprop": "M N", "dgrad": "M K", "wgrad": "N K"}, "out_dtype|a", "`out` itself where given"
+            "output",
+            {"fprop": "M N", "dgrad": "M K", "wgrad": "N K"},
+            "out_dtype|a",
+            "`out` itself where given",
         ),
     ),
     variant="layout",
@@ -82,7 +89,12 @@ BIAS_GRAD = OpSchema(
     operands=(Operand("grad_output", FLOATS, "M N", "gradient of the layer's output"),),
     flags=(
         Flag(
-            "out_dtype", FlagType.OPTIONAL_DTYPE, None, "result dtype; None: grad_output's", FLOATS, keyed=True
+            "out_dtype",
+            FlagType.OPTIONAL_DTYPE,
+            None,
+            "result dtype; None: grad_output's",
+            FLOATS,
+            keyed=True,
         ),
     ),
     outputs=(Output("grad_bias", "N", "out_dtype|grad_output", "shape [N]"),),

@@ -15,10 +15,19 @@ _MEAN = Operand("mean", _FP32, "...", "mean of each row, from the forward")
 _RSTD = Operand("rstd", _FP32, "...", "reciprocal standard deviation (or root mean square) of each row")
 _EPSILON = Flag("epsilon", FlagType.FLOAT, 1e-5, "added to the variance (or mean square)")
 _ZERO_CENTERED = Flag(
-    "zero_centered_gamma", FlagType.BOOL, False, "gamma is stored minus one; the one is added in fp32", keyed=True
+    "zero_centered_gamma",
+    FlagType.BOOL,
+    False,
+    "gamma is stored minus one; the one is added in fp32",
+    keyed=True,
 )
 _OUT_DTYPE = Flag(
-    "out_dtype", FlagType.OPTIONAL_DTYPE, None, "result dtype, float32 allowed; None: input's", FLOATS, keyed=True
+    "out_dtype",
+    FlagType.OPTIONAL_DTYPE,
+    None,
+    "result dtype, float32 allowed; None: input's",
+    FLOATS,
+    keyed=True,
 )
 _POSITIVE = (Rule("epsilon >= 0", "epsilon must not be negative"),)
 _FORWARD = Contract(

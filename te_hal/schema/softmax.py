@@ -35,9 +35,7 @@ SOFTMAX_FWD = OpSchema(
             (-1, -1),
             "keys visible left and right of the diagonal that `causal` aligns (none: top left); -1: all",
         ),
-        Flag(
-            "out_dtype", FlagType.OPTIONAL_DTYPE, None, "result dtype; None: input's", FLOATS, keyed=True
-        ),
+        Flag("out_dtype", FlagType.OPTIONAL_DTYPE, None, "result dtype; None: input's", FLOATS, keyed=True),
     ),
     outputs=(Output("output", "*input", "out_dtype|input", "probabilities"),),
     contract=_CONTRACT,

@@ -51,7 +51,9 @@ def _kind(schema: OpSchema, operand: Operand, value: Any) -> Kind:  # noqa: ANN4
         if value.format in operand.formats:
             return value.kind
         got = f"a QuantizedStorage ({value.kind!r})"
-        raise ArgumentError(f"{schema.name}: {operand.name}", got=got, accepted=_accepted(operand), todo=_dequantize)
+        raise ArgumentError(
+            f"{schema.name}: {operand.name}", got=got, accepted=_accepted(operand), todo=_dequantize
+        )
     if not isinstance(value, torch.Tensor):
         raise ArgumentTypeError(
             f"{schema.name}: {operand.name}",
@@ -139,7 +141,9 @@ def check_integer(schema: OpSchema, name: str, value: object) -> None:
 def check_bool(schema: OpSchema, name: str, value: object) -> None:
     """Refuse what is not a bool."""
     if not isinstance(value, bool):
-        raise ArgumentError(f"{schema.name}: {name}", got=repr(value), accepted="True, False", todo=_SEE_REFERENCE)
+        raise ArgumentError(
+            f"{schema.name}: {name}", got=repr(value), accepted="True, False", todo=_SEE_REFERENCE
+        )
 
 
 def check_window(schema: OpSchema, name: str, value: object) -> None:

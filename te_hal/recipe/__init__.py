@@ -1,0 +1,26 @@
+"""Recipes as data: what to quantize, in which format, and how scales come about."""
+
+from __future__ import annotations
+
+from te_hal.recipe.current_scaling import Float8CurrentScaling
+from te_hal.recipe.delayed_scaling import DelayedScaling
+from te_hal.recipe.format import Format
+from te_hal.recipe.recipe import MMParams, QParams, Recipe
+from te_hal.schema.errors import NotBuiltError
+
+__all__ = ["DelayedScaling", "Float8CurrentScaling", "Format", "MMParams", "QParams", "Recipe"]
+
+#: Transformer Engine's other recipes.
+_LATER = ("CustomRecipe", "Float8BlockScaling", "MXFP8BlockScaling", "NVFP4BlockScaling")
+
+
+def __getattr__(name: str) -> object:
+    if name in _LATER:
+        raise NotBuiltError(
+            f"te_hal.recipe.{name}",
+            got="a recipe that is not built yet",
+            accepted="DelayedScaling, Float8CurrentScaling",
+            todo="see the support table in README.md for what is planned",
+        )
+    msg = f"module 'te_hal.recipe' has no attribute {name!r}"
+    raise AttributeError(msg)

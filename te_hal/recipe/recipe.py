@@ -1,0 +1,179 @@
+"""Recipe: what all recipes share. A recipe is data: which formats, how scales come about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from te_hal.recipe.format import Format
+from te_hal.schema.errors import ArgumentError, TeHalError, UnsupportedError
+
+if TYPE_CHECKING:
+    from te_hal.schema.formats import ScalingMode
+
+
+@dataclass(frozen=True)
+class MMParams:
+    """Gemm settings of one product.
+
+    Attributes:
+        use_split_accumulator: on Hopper, True asks for the more precise of two accumulations. Every te_hal gemm
+            sums in fp32 (docs/numerics.md, G1), which satisfies both values.
+    """
+
+    use_split_accumulator: bool = True
+
+
+@dataclass(frozen=True)
+class QParams:
+    """Quantization settings of one role (input, weight or grad_output).
+
+    Attributes:
+        power_2_scale: round scales down to powers of two.
+        amax_epsilon: floor of the amax that a scale is computed from.
+        random_hadamard_transform, stochastic_rounding, fp4_2d_quantization: for 4-bit recipes, which come later;
+            True is refused by the 8-bit ones.
+    """
+
+    power_2_scale: bool = False
+    amax_epsilon: float = 0.0
+    random_hadamard_transform: bool = False
+    stochastic_rounding: bool = False
+    fp4_2d_quantization: bool = False
+
+
+@dataclass(repr=False)
+class Recipe:
+    """Base of all recipes. Equality is by fields; assignment after construction is validated and noticed.
+
+    Every assignment raises ``version``, so that a module sees when the object it was built for has changed.
+    """
+
+    #: The recipe's family, inherited by a user's subclass; the predicates below read it.
+    family: ClassVar[str] = ""
+
+    #: Scaling mode of the recipe's quantized tensors.
+    scaling_mode: ClassVar[ScalingMode]
+
+    def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401 - validated by the subclass
+        known = {field.name for field in fields(self)}
+        if name not in known:
+            raise ArgumentError(
+                type(self).__name__,
+                got=f"attribute {name!r}",
+                accepted=", ".join(sorted(known)),
+                todo="check the spelling",
+            )
+        before = dict(self.__dict__)
+        self._assign(name, value)
+        if "version" not in before:  # under construction: __post_init__ validates
+            return
+        try:
+            self._validate()
+        except TeHalError:
+            self.__dict__.update(before)
+            raise
+        object.__setattr__(self, "version", self.version + 1)
+
+    def _assign(self, name: str, value: Any) -> None:  # noqa: ANN401
+        """Set a field, and those derived from it."""
+        object.__setattr__(self, name, value)
+
+    def __post_init__(self) -> None:
+        self._validate()
+        object.__setattr__(self, "version", 0)
+
+    version: ClassVar[int]
+
+    def _validate(self) -> None:
+        """Raise for a bad combination of fields."""
+
+    def settings(self) -> dict[str, Any]:
+        """Every field by name: what equality and saved state compare."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def element_format(self, *, forward: bool) -> Any:  # noqa: ANN401 - overridden with the real type
+        """The 8-bit code of one direction."""
+        raise NotImplementedError
+
+    @classmethod
+    def nvfp4(cls) -> bool:
+        """Whether this is the NVFP4 recipe."""
+        return cls.family == "nvfp4"
+
+    @classmethod
+    def mxfp8(cls) -> bool:
+        """Whether this is the MXFP8 recipe."""
+        return cls.family == "mxfp8"
+
+    @classmethod
+    def delayed(cls) -> bool:
+        """Whether scales come from an amax history."""
+        return cls.family == "delayed"
+
+    @classmethod
+    def float8_current_scaling(cls) -> bool:
+        """Whether scales come from the tensor at hand, one per tensor."""
+        return cls.family == "float8_current_scaling"
+
+    @classmethod
+    def float8_per_tensor_scaling(cls) -> bool:
+        """Whether there is one scale per tensor."""
+        return cls.delayed() or cls.float8_current_scaling()
+
+    @classmethod
+    def float8_block_scaling(cls) -> bool:
+        """Whether this is the 1x128 / 128x128 block recipe."""
+        return cls.family == "float8_block_scaling"
+
+    @classmethod
+    def custom(cls) -> bool:
+        """Whether quantizers come from the user's factory."""
+        return cls.family == "custom"
+
+
+def check_format(recipe: Recipe, fp8_format: object) -> None:
+    """Refuse what is no forward format: E5M2 has too little precision there, E2M1 is 4-bit.
+
+    Raises:
+        ArgumentError: anything but E4M3 and HYBRID.
+    """
+    if fp8_format not in (Format.E4M3, Format.HYBRID):
+        raise ArgumentError(
+            f"{type(recipe).__name__}.fp8_format",
+            got=str(fp8_format),
+            accepted="Format.E4M3, Format.HYBRID (E5M2 is for gradients only)",
+            todo="use Format.HYBRID to have E5M2 gradients",
+        )
+
+
+def refuse_attention(recipe: Recipe, *, fp8_dpa: bool, fp8_mha: bool) -> None:
+    """Refuse FP8 attention by name.
+
+    Raises:
+        UnsupportedError: either flag is set.
+    """
+    for name, value in (("fp8_dpa", fp8_dpa), ("fp8_mha", fp8_mha)):
+        if value:
+            raise UnsupportedError(
+                f"{type(recipe).__name__}.{name}",
+                got=repr(value),
+                accepted="False",
+                todo="no backend has FP8 attention kernels; attention runs in the activation dtype",
+            )
+
+
+def check_is(recipe: Recipe, name: str, value: object, kind: type, *, least: float | None = None) -> None:
+    """Refuse a field that is not of its type (a bool is no int) or lies under its least value.
+
+    Raises:
+        ArgumentError: see above.
+    """
+    right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    if right and least is not None:
+        right = value >= least  # type: ignore[operator]
+    if not right:
+        accepted = kind.__name__ if least is None else f"{kind.__name__} of at least {least}"
+        raise ArgumentError(
+            f"{type(recipe).__name__}.{name}", got=repr(value), accepted=accepted, todo="correct the field"
+        )
