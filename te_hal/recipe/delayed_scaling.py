@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,6 +11,8 @@ from te_hal.schema.errors import ArgumentError
 from te_hal.schema.formats import ElementFormat, ScalingMode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     AmaxAlgo = str | Callable[[torch.Tensor], torch.Tensor]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from te_hal.schema import formats
-from te_hal.schema.formats import ElementFormat
+
+if TYPE_CHECKING:
+    from te_hal.schema.formats import ElementFormat
 
 
 class FormatRange(NamedTuple):

@@ -5,17 +5,15 @@ from __future__ import annotations
 import torch
 
 from te_hal.schema.formats import FLOATS
-from te_hal.schema.op import REQUIRED, Contract, Family, Flag, FlagType, OpSchema, Operand, Output, Rule
+from te_hal.schema.op import REQUIRED, Contract, Family, Flag, FlagType, Operand, OpSchema, Output, Rule
 
 UNGATED = ("gelu", "qgelu", "relu", "srelu", "silu")
 GATED = ("geglu", "glu", "qgeglu", "reglu", "sreglu", "swiglu", "clamped_swiglu")
 ACTIVATIONS = UNGATED + GATED
 
-_INPUT_SHAPE = {name: "... F" for name in UNGATED} | {name: "... 2F" for name in GATED}
+_INPUT_SHAPE = dict.fromkeys(UNGATED, "... F") | dict.fromkeys(GATED, "... 2F")
 _OUTPUT_SHAPE = dict.fromkeys(ACTIVATIONS, "... F")
-_INPUT = Operand(
-    "input", FLOATS, _INPUT_SHAPE, "for gated kinds: first half activated, second half multiplies"
-)
+_INPUT = Operand("input", FLOATS, _INPUT_SHAPE, "for gated kinds: first half activated, second half multiplies")
 _FLAGS = (
     Flag("activation", FlagType.CHOICE, REQUIRED, "which function", ACTIVATIONS, keyed=True),
     Flag("limit", FlagType.OPTIONAL_FLOAT, None, "clamped_swiglu only; None: 7.0"),

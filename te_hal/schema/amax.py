@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from te_hal.schema.formats import FLOAT32_MAX, FLOATS
-from te_hal.schema.op import REQUIRED, Contract, Family, Flag, FlagType, OpSchema, Operand, Output, Rule
+from te_hal.schema.op import REQUIRED, Contract, Family, Flag, FlagType, Operand, OpSchema, Output, Rule
 
 _FP32 = (torch.float32,)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from te_hal.schema.formats import E4M3, E5M2, FLOATS, FP8_DTYPES, ColumnwiseOrder, ScalingMode
-from te_hal.schema.op import REQUIRED, Contract, Family, Flag, FlagType, OpSchema, Operand, Output, Rule
+from te_hal.schema.op import REQUIRED, Contract, Family, Flag, FlagType, Operand, OpSchema, Output, Rule
 
 _FP32 = (torch.float32,)
 
@@ -15,9 +15,7 @@ QUANTIZE = OpSchema(
     summary="Cast to a scaled 8-bit format: clamp(input * scale), round to nearest even.",
     operands=(
         Operand("input", FLOATS, "...", "what to cast, any shape"),
-        Operand(
-            "scale", _FP32, "1", "factor into the format; required for per-tensor scaling", optional=True
-        ),
+        Operand("scale", _FP32, "1", "factor into the format; required for per-tensor scaling", optional=True),
         Operand("amax", _FP32, "1", "becomes max(amax, max|input|)", optional=True, written=True),
         Operand("out", (), "*input", "storage to refill", formats=(E4M3, E5M2), optional=True, written=True),
     ),
@@ -50,9 +48,7 @@ QUANTIZE = OpSchema(
             "`out` must have the format, mode, copies and columnwise order that are asked for",
         ),
     ),
-    contract=Contract(
-        ("C1", "C2", "C3", "C4", "C5", "A1"), "every step is a single IEEE operation", exact=True
-    ),
+    contract=Contract(("C1", "C2", "C3", "C4", "C5", "A1"), "every step is a single IEEE operation", exact=True),
     returns_storage=True,
 )
 
@@ -72,9 +68,7 @@ DEQUANTIZE = OpSchema(
         ),
     ),
     outputs=(Output("output", "*input", "out_dtype|input", "plain tensor, shape of input"),),
-    contract=Contract(
-        ("C6",), "decode is exact, the product and the rounding are single IEEE operations", exact=True
-    ),
+    contract=Contract(("C6",), "decode is exact, the product and the rounding are single IEEE operations", exact=True),
 )
 
 SCHEMAS = (QUANTIZE, DEQUANTIZE)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from te_hal.schema import activation, amax, cast, gemm, norm, softmax
-from te_hal.schema.op import OpSchema
+
+if TYPE_CHECKING:
+    from te_hal.schema.op import OpSchema
 
 _FAMILIES = (cast, amax, gemm, norm, softmax, activation)
 

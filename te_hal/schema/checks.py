@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from te_hal.schema import shapes, validate
-from te_hal.schema.op import FlagType, OpSchema, Operand
+from te_hal.schema.op import FlagType, Operand, OpSchema
 from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
@@ -164,9 +164,7 @@ class _ShapeChecks:
         return [f"lead = {shape}"]
 
     def _others_use_leading(self, name: str) -> bool:
-        rules = [
-            self.schema.shape_rule(o.shape, self.variant) for o in self.schema.operands if o.name != name
-        ]
+        rules = [self.schema.shape_rule(o.shape, self.variant) for o in self.schema.operands if o.name != name]
         return any(rule.startswith("...") for rule in rules)
 
     def _size(self, name: str, size: str, factor: int, symbol: str) -> list[str]:

@@ -55,9 +55,7 @@ class DType(enum.IntEnum):
 _BY_CODE = {int(DType.kFloat8E4M3): E4M3, int(DType.kFloat8E5M2): E5M2}
 
 
-def element_format(
-    dtype: torch.dtype | DType | ElementFormat, where: str = "element_format"
-) -> ElementFormat:
+def element_format(dtype: torch.dtype | DType | ElementFormat, where: str = "element_format") -> ElementFormat:
     """The element format that a torch dtype or a TE dtype code names.
 
     Raises:

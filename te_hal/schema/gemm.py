@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from te_hal.schema.formats import E4M3, E5M2, FLOATS
-from te_hal.schema.op import Contract, Family, Flag, FlagType, OpSchema, Operand, Output, Rule
+from te_hal.schema.op import Contract, Family, Flag, FlagType, Operand, OpSchema, Output, Rule
 
 #: The three products of a linear layer y = x @ w.T, by what they make.
 LAYOUTS = ("fprop", "dgrad", "wgrad")

@@ -92,8 +92,10 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A result. ``dtype`` is a torch dtype, or names what decides it: an operand or a flag, ``"a|b"`` meaning
-    the first of the two that is not None.
+    """A result.
+
+    Attributes:
+        dtype: a torch dtype, or the names that decide it, operands or flags: ``"a|b"`` is the first that is not None.
     """
 
     name: str

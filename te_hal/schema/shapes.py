@@ -13,7 +13,7 @@ from te_hal.schema.errors import ArgumentError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from te_hal.schema.op import OpSchema, Operand, ShapeRule
+    from te_hal.schema.op import Operand, OpSchema, ShapeRule
 
 _TOKEN = re.compile(r"^(\d*)([A-Z][A-Za-z]*)$")
 
@@ -91,9 +91,7 @@ def output_shape(schema: OpSchema, rule: ShapeRule, arguments: Mapping[str, Any]
     return (leading if dims.leading else ()) + tuple(factor * bound[symbol] for factor, symbol in dims.sizes)
 
 
-def _bind(
-    schema: OpSchema, arguments: Mapping[str, Any], variant: object
-) -> tuple[dict[str, int], tuple[int, ...]]:
+def _bind(schema: OpSchema, arguments: Mapping[str, Any], variant: object) -> tuple[dict[str, int], tuple[int, ...]]:
     bound: dict[str, int] = {}
     leading: tuple[int, ...] = ()
     for operand in schema.operands:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from te_hal.schema.formats import FLOATS
-from te_hal.schema.op import Contract, Family, Flag, FlagType, OpSchema, Operand, Output
+from te_hal.schema.op import Contract, Family, Flag, FlagType, Operand, OpSchema, Output
 
 #: No causal mask; query i sees keys up to i; query i sees keys up to i + (Sk - Sq).
 CAUSAL = ("none", "top_left", "bottom_right")

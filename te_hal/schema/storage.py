@@ -110,9 +110,7 @@ class QuantizedStorage:
         )
 
     def __repr__(self) -> str:
-        return (
-            f"QuantizedStorage({self.kind!r}, shape={self.shape}, dtype={self.dtype}, device={self.device})"
-        )
+        return f"QuantizedStorage({self.kind!r}, shape={self.shape}, dtype={self.dtype}, device={self.device})"
 
     def numel(self) -> int:
         """Number of logical elements."""

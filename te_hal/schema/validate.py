@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
-from te_hal.schema.op import Flag, FlagType, OpSchema, Operand
+from te_hal.schema.op import Flag, FlagType, Operand, OpSchema
 from te_hal.schema.storage import QuantizedStorage
 from te_hal.schema.support import Call
 
@@ -51,9 +51,7 @@ def _kind(schema: OpSchema, operand: Operand, value: Any) -> Kind:  # noqa: ANN4
         if value.format in operand.formats:
             return value.kind
         got = f"a QuantizedStorage ({value.kind!r})"
-        raise ArgumentError(
-            f"{schema.name}: {operand.name}", got=got, accepted=_accepted(operand), todo=_dequantize
-        )
+        raise ArgumentError(f"{schema.name}: {operand.name}", got=got, accepted=_accepted(operand), todo=_dequantize)
     if not isinstance(value, torch.Tensor):
         raise ArgumentTypeError(
             f"{schema.name}: {operand.name}",
@@ -119,17 +117,13 @@ def _check_flag(schema: OpSchema, flag: Flag, value: Any) -> None:  # noqa: ANN4
         right = isinstance(value, str) and value in flag.choices
         accepted = ", ".join(repr(getattr(choice, "value", choice)) for choice in flag.choices)
     if not right:
-        raise ArgumentError(
-            f"{schema.name}: {flag.name}", got=repr(value), accepted=accepted, todo=_SEE_REFERENCE
-        )
+        raise ArgumentError(f"{schema.name}: {flag.name}", got=repr(value), accepted=accepted, todo=_SEE_REFERENCE)
 
 
 def check_number(schema: OpSchema, name: str, value: object) -> None:
     """Refuse what is not a plain finite-or-infinite number (bool, str, tensor, NaN)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:  # noqa: PLR0124 - NaN
-        raise ArgumentError(
-            f"{schema.name}: {name}", got=repr(value), accepted="a Python number", todo=_SEE_REFERENCE
-        )
+        raise ArgumentError(f"{schema.name}: {name}", got=repr(value), accepted="a Python number", todo=_SEE_REFERENCE)
 
 
 def check_integer(schema: OpSchema, name: str, value: object) -> None:
@@ -141,9 +135,7 @@ def check_integer(schema: OpSchema, name: str, value: object) -> None:
 def check_bool(schema: OpSchema, name: str, value: object) -> None:
     """Refuse what is not a bool."""
     if not isinstance(value, bool):
-        raise ArgumentError(
-            f"{schema.name}: {name}", got=repr(value), accepted="True, False", todo=_SEE_REFERENCE
-        )
+        raise ArgumentError(f"{schema.name}: {name}", got=repr(value), accepted="True, False", todo=_SEE_REFERENCE)
 
 
 def check_window(schema: OpSchema, name: str, value: object) -> None:
