@@ -74,21 +74,20 @@ def run_suite(name: str, python: str, files: list[str]) -> Outcome:
 
 def git(*arguments: str) -> str:
     """What git prints in this repository."""
-    return subprocess.run(
-        ["git", *arguments], check=True, capture_output=True, text=True, cwd=ROOT
-    ).stdout.strip()
+    return subprocess.run(["git", *arguments], check=True, capture_output=True, text=True, cwd=ROOT).stdout.strip()
 
 
 def main() -> int:
     """Write the record; 1 unless both runs passed and ran something."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--oldest", required=True, help="interpreter of the environment with the oldest torch"
-    )
+    parser.add_argument("--oldest", required=True, help="interpreter of the environment with the oldest torch")
     oldest = parser.parse_args().oldest
+    core = core_tests()
+    if not core:
+        parser.error(f"no test file has one of {', '.join(CORE)} in its stem; pytest would run everything")
     outcomes = [
         run_suite("everything", sys.executable, ["tests"]),
-        run_suite("core, oldest torch", oldest, core_tests()),
+        run_suite("core, oldest torch", oldest, core),
     ]
     passed = all(outcome.exit_status == 0 and outcome.tests > 0 for outcome in outcomes)
     record = {
