@@ -1,0 +1,141 @@
+"""The gemm family: any pairing of plain and quantized operands, in the three layouts of a linear layer.
+
+Two ways lead to the same contract (docs/numerics.md, G1 to G4: exact products, fp32 sums, scales, bias and the
+accumulated `out` in fp32, one rounding). The general way decodes to fp32, multiplies in fp32 and rounds at the end.
+The short way serves operands that bf16 holds exactly (bf16, E4M3, E5M2) when everything else is bf16 too: `addmm`
+on CPU sums in fp32 and applies alpha, bias and beta before its one rounding, at four times the speed. That was
+measured, not promised by torch; tests/backends/cpu_reference/test_gemm.py holds it element by element.
+
+Torch's global precision flags are neither read nor set: whoever lowers `torch.set_float32_matmul_precision` lowers
+the general way too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from te_hal.schema.errors import ArgumentError
+from te_hal.schema.formats import FLOAT32_MAX, ColumnwiseOrder
+from te_hal.schema.storage import QuantizedStorage
+
+if TYPE_CHECKING:
+    Operand = torch.Tensor | QuantizedStorage
+
+_SMALLEST_NORMAL = 2.0**-126
+
+
+def gemm(
+    a: Operand,
+    b: Operand,
+    *,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    layout: str = "fprop",
+    accumulate: bool = False,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """``a @ b.T + bias`` (fprop), ``a @ b`` (dgrad) or ``a.T @ b`` (wgrad); rules G1 to G4.
+
+    Args:
+        a: ``[M, K]`` for fprop, else ``[M, N]``; fp32, fp16, bf16 or quantized in E4M3 or E5M2. Of a storage the
+            rowwise copy is read where there is one, else the columnwise one.
+        b: ``[N, K]`` for fprop and dgrad, ``[M, K]`` for wgrad.
+        bias: ``[N]``, any of the three plain dtypes, converted exactly; fprop only.
+        out: receives the result, any strides; with ``accumulate`` it is added to in fp32 before the rounding.
+        layout: which product.
+        accumulate: add to ``out``.
+        out_dtype: result dtype; None: that of ``out``, else a's (nominal) dtype.
+    """
+    if out_dtype is None:
+        out_dtype = a.dtype if out is None else out.dtype
+    factors = _scale_factors(a, b)
+    added = out if accumulate else None
+    if _bf16_is_exact((a, b), (bias, added), factors, out_dtype):
+        left, right = _oriented(_plain(a, torch.bfloat16), _plain(b, torch.bfloat16), layout)
+        result = _multiply_bf16(left, right, bias if added is None else added, factors)
+    else:
+        left, right = _oriented(_plain(a, torch.float32), _plain(b, torch.float32), layout)
+        result = torch.mm(left, right)
+        for term in factors:
+            result.mul_(term)
+        for addend in (bias, added):
+            if addend is not None:
+                result.add_(addend)
+        result = result.to(out_dtype)
+    return result if out is None else out.copy_(result)
+
+
+def _bf16_is_exact(
+    operands: tuple[Operand, Operand],
+    addends: tuple[torch.Tensor | None, torch.Tensor | None],
+    factors: list[float],
+    out_dtype: torch.dtype,
+) -> bool:
+    """Whether bf16 `addmm` keeps the contract: one factor, at most one addend, all of it exact in bf16."""
+    given = [addend for addend in addends if addend is not None]
+    return (
+        all(type(x) is QuantizedStorage or x.dtype == torch.bfloat16 for x in operands)
+        and out_dtype == torch.bfloat16
+        and len(factors) <= 1
+        and len(given) <= 1
+        and all(addend.dtype == torch.bfloat16 for addend in given)
+        and operands[0].device.type == "cpu"
+        and torch.backends.mkldnn.enabled
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()  # noqa: SLF001 - the only name it has
+    )
+
+
+def _multiply_bf16(
+    left: torch.Tensor, right: torch.Tensor, addend: torch.Tensor | None, factors: list[float]
+) -> torch.Tensor:
+    """``factor * left @ right + addend``, rounded once. Never in place: torch 2.7 rounds twice into strided views."""
+    alpha = factors[0] if factors else 1.0
+    if addend is None:
+        return torch.addmm(left.new_zeros(1), left, right, beta=0, alpha=alpha)
+    return torch.addmm(addend, left, right, alpha=alpha)
+
+
+def _oriented(a: torch.Tensor, b: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
+    return (a.t() if layout == "wgrad" else a), (b.t() if layout == "fprop" else b)
+
+
+def _plain(x: Operand, dtype: torch.dtype) -> torch.Tensor:
+    """The operand's values without its scale, in a dtype that holds them exactly."""
+    if isinstance(x, torch.Tensor):
+        return x.to(dtype)
+    codes, _ = _copy_read(x)
+    values = codes.view(x.format.dtype).to(dtype)
+    transposed = x.rowwise_data is None and x.columnwise_order == ColumnwiseOrder.TRANSPOSED
+    return values.t() if transposed else values
+
+
+def _copy_read(x: QuantizedStorage) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scale_inv of the copy that is read: rowwise where there is one."""
+    row, row_scale_inv, column, column_scale_inv = x.tensors()
+    if row is not None and row_scale_inv is not None:
+        return row, row_scale_inv
+    if column is not None and column_scale_inv is not None:
+        return column, column_scale_inv
+    raise ArgumentError(
+        "gemm (cpu_reference)",
+        got=f"{x!r} without a scale_inv",
+        accepted="codes with their scale_inv",
+        todo="build it with te_hal.ops.quantize",
+    )
+
+
+def _scale_factors(a: Operand, b: Operand) -> list[float]:
+    """What the product is multiplied by, in order (G3).
+
+    Two scales become one factor, their product rounded to fp32 (a Python float holds it exactly until then), unless
+    it leaves the normal range of fp32: then they are applied one after the other, larger first, so that a sum of
+    zero stays zero and a result within range is not lost on the way.
+    """
+    scales = [_copy_read(x)[1].item() for x in (a, b) if isinstance(x, QuantizedStorage)]
+    if len(scales) == 2:  # noqa: PLR2004 - both operands are quantized
+        together = scales[0] * scales[1]
+        if _SMALLEST_NORMAL <= together <= FLOAT32_MAX:
+            return [together]
+    return sorted(scales, reverse=True)
