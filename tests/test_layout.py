@@ -86,11 +86,7 @@ def identifiers(tree: ast.Module) -> Iterator[str]:
             value = getattr(node, field, None)
             if isinstance(value, str):
                 yield value
-        if (
-            isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and re.fullmatch(r"\w+", node.value)
-        ):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"\w+", node.value):
             yield node.value
 
 
@@ -114,9 +110,7 @@ def test_a_file_imports_the_package_by_its_absolute_name(path: Path) -> None:
 @pytest.mark.parametrize("layer", MAY_IMPORT)
 def test_a_layer_imports_only_what_stands_below_it(layer: str) -> None:
     allowed = {layer, *MAY_IMPORT[layer], "_version"}
-    wrong = [
-        f"{file} imports {name}" for file, name, rest in layer_imports(layer) if not {*rest[:1]} & allowed
-    ]
+    wrong = [f"{file} imports {name}" for file, name, rest in layer_imports(layer) if not {*rest[:1]} & allowed]
     assert not wrong, f"te_hal.{layer} may import {sorted(allowed)} of te_hal"
 
 
@@ -133,10 +127,7 @@ def test_a_backend_imports_no_other_backend() -> None:
 def test_a_device_neutral_layer_names_no_vendor(layer: str) -> None:
     files = source_files(PACKAGE / layer) if (PACKAGE / layer).exists() else []
     wrong = [
-        f"{name_of(path)}: {name}"
-        for path in files
-        for name in identifiers(parsed(path))
-        if words(name) & VENDOR_WORDS
+        f"{name_of(path)}: {name}" for path in files for name in identifiers(parsed(path)) if words(name) & VENDOR_WORDS
     ]
     assert not wrong
 
