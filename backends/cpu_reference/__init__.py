@@ -1,0 +1,39 @@
+"""The oracle: every op in plain torch, each result traceable to a numbered rule of docs/numerics.md.
+
+Casts, scales, amax and state updates are exact to the bit on every supported torch; gemm, norm and softmax keep
+the bounds of their schemas. Nothing here is tied to a device, so whatever torch runs on can be served, and tensors
+on the CPU are unasked.
+
+    chunks         pieces of rows that stay in the cache
+    amax           amax, compute_scale
+    delayed_scale  update_delayed_scale
+    cast           quantize, dequantize
+    decode         codes to values
+    gemm, norm, softmax
+    capability     what can be done
+"""
+
+from __future__ import annotations
+
+from te_hal.backends.cpu_reference import amax, capability, cast, delayed_scale
+from te_hal.dispatch.backend import ANY_DEVICE, Backend
+
+_KERNELS = (
+    cast.quantize,
+    cast.dequantize,
+    amax.amax,
+    amax.compute_scale,
+    delayed_scale.update_delayed_scale,
+)
+
+
+def create_backend() -> Backend:
+    """The entry point that discovery calls."""
+    return Backend(
+        name="cpu_reference",
+        kernels={kernel.__name__: kernel for kernel in _KERNELS},
+        serves=frozenset({ANY_DEVICE}),
+        default_for=frozenset({"cpu"}),
+        supports=capability.supports,
+        description="plain torch, exact casts, any device",
+    )

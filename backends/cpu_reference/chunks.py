@@ -1,0 +1,33 @@
+"""Walks a tensor in pieces whose fp32 copy stays in the cache, so that several passes cost one trip to memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+#: Elements per piece: 1 MiB of fp32. benchmarks/quantize.py measures the neighbours: smaller pieces pay for the
+#: start of each pass, larger ones leave the second-level cache.
+CHUNK = 1 << 18
+
+
+def as_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` as ``[rows, K]``, K being its last size; ``[numel, 1]`` when it has one dimension or none.
+
+    A view wherever strides allow it, which for rank 2 and for contiguous tensors is always.
+    """
+    if tensor.dim() < 2:  # noqa: PLR2004 - no rows and columns
+        return tensor.reshape(-1, 1)
+    return tensor.reshape(-1, tensor.shape[-1]) if tensor.numel() else tensor.new_empty(0, tensor.shape[-1])
+
+
+def row_spans(rows: torch.Tensor) -> Iterator[slice]:
+    """Slices of the rows of ``[rows, K]``, about CHUNK elements each and at least one row; none if it is empty."""
+    if rows.numel() == 0:
+        return
+    step = max(1, CHUNK // rows.shape[1])
+    for start in range(0, rows.shape[0], step):
+        yield slice(start, start + step)
