@@ -1,0 +1,22 @@
+"""Quantizers, quantized tensors, scaling state and autocast."""
+
+from __future__ import annotations
+
+from te_hal.quantization.autocast import FP8GlobalStateManager, autocast, fp8_autocast, get_default_recipe
+from te_hal.quantization.current_scaling_quantizer import Float8CurrentScalingQuantizer
+from te_hal.quantization.float8_quantizer import Float8Quantizer
+from te_hal.quantization.float8_tensor import Float8Tensor
+from te_hal.quantization.quantizer import Quantizer
+from te_hal.schema.storage import QuantizedStorage
+
+__all__ = [
+    "FP8GlobalStateManager",
+    "Float8CurrentScalingQuantizer",
+    "Float8Quantizer",
+    "Float8Tensor",
+    "QuantizedStorage",
+    "Quantizer",
+    "autocast",
+    "fp8_autocast",
+    "get_default_recipe",
+]

@@ -1,0 +1,187 @@
+"""autocast: which modules run in FP8, under which recipe, and the moments at which scaling states roll."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from te_hal.quantization.amax_reduction import check_single_process
+from te_hal.quantization.recipe_support import check_forced_backend
+from te_hal.quantization.updates import UpdateQueue, current_queue, discard_waiting
+from te_hal.recipe import DelayedScaling, Recipe
+from te_hal.schema.errors import ArgumentTypeError, StateError, UnsupportedError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from torch.distributed import ProcessGroup
+
+
+class Region:
+    """One stay inside an outermost autocast. Its first FP8 module with a backward updates the backward states."""
+
+    __slots__ = ("_first_taken", "queue")
+
+    def __init__(self, queue: UpdateQueue) -> None:
+        self.queue = queue
+        self._first_taken = False
+
+    def take_first(self) -> bool:
+        """Whether the caller is the first to ask."""
+        first = not self._first_taken
+        self._first_taken = True
+        return first
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What an autocast puts in force."""
+
+    enabled: bool
+    calibrating: bool
+    recipe: Recipe | None
+    region: Region | None
+
+
+_OFF = Frame(enabled=False, calibrating=False, recipe=None, region=None)
+
+
+class _PerThread(threading.local):
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+
+
+_per_thread = _PerThread()
+
+
+def current_frame() -> Frame:
+    """The innermost autocast of the calling thread; an off frame where there is none."""
+    frames = _per_thread.frames
+    return frames[-1] if frames else _OFF
+
+
+def get_default_recipe() -> Recipe:
+    """The recipe that autocast uses when none is given: DelayedScaling with its defaults."""
+    return DelayedScaling()
+
+
+class autocast:  # noqa: N801 - Transformer Engine's spelling
+    """Run te_hal modules in FP8 inside the ``with`` block.
+
+    Nesting is allowed, off inside on too; what was in force before is in force again afterwards, also after an
+    exception. On leaving the outermost block with ``enabled`` and gradients on, the forward scaling states that
+    recorded an amax are updated. State is per thread. One object may be entered again after it was left, not twice
+    at once.
+
+    Args:
+        enabled: whether modules quantize.
+        calibrating: with ``enabled=False``: modules run unquantized and record the largest magnitude of inputs and
+            weights in row 0 of the amax history, where the next enabled block's update finds it.
+        recipe: None means :func:`get_default_recipe`.
+        amax_reduction_group: processes over which delayed scaling takes amax. Several are refused for now.
+        _graph: CUDA graph capture; True is refused.
+
+    Raises:
+        ArgumentTypeError: ``recipe`` is no recipe.
+        UnsupportedError: the forced backend lacks the recipe; several processes.
+        StateError: this object is already entered.
+    """
+
+    def __init__(
+        self,
+        enabled: bool = True,
+        calibrating: bool = False,
+        recipe: Recipe | None = None,
+        amax_reduction_group: ProcessGroup | None = None,
+        _graph: bool = False,
+    ) -> None:
+        if recipe is not None and not isinstance(recipe, Recipe):
+            raise ArgumentTypeError(
+                "autocast: recipe",
+                got=f"a {type(recipe).__name__}",
+                accepted="an object of a class in te_hal.recipe, or None",
+                todo="pass te_hal.recipe.DelayedScaling() or te_hal.recipe.Float8CurrentScaling()",
+            )
+        if _graph:
+            raise UnsupportedError(
+                "autocast: _graph", got="True", accepted="False", todo="CUDA graph capture is not built yet"
+            )
+        self.enabled = bool(enabled)
+        self.calibrating = bool(calibrating)
+        self.recipe = recipe
+        self.amax_reduction_group = amax_reduction_group
+        self._entered = False
+
+    def __enter__(self) -> None:
+        if self._entered:
+            raise StateError(
+                "autocast",
+                got="an object that is already entered",
+                accepted="one use at a time",
+                todo="make a new te.autocast(...) for the inner block",
+            )
+        recipe = self.recipe
+        if self.enabled or self.calibrating:
+            recipe = recipe or get_default_recipe()
+            check_forced_backend(recipe)
+            if isinstance(recipe, DelayedScaling) and recipe.reduce_amax:
+                check_single_process("autocast: amax_reduction_group", self.amax_reduction_group)
+        frames = _per_thread.frames
+        region = frames[-1].region if frames else Region(current_queue())
+        frames.append(Frame(self.enabled, self.calibrating and not self.enabled, recipe, region))
+        self._entered = True
+
+    def __exit__(
+        self, error: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._entered = False
+        frames = _per_thread.frames
+        frame = frames.pop()
+        if not frames and frame.enabled and frame.region is not None and torch.is_grad_enabled():
+            frame.region.queue.update(forward=True)
+
+
+def fp8_autocast(
+    enabled: bool = True,
+    calibrating: bool = False,
+    fp8_recipe: Recipe | None = None,
+    fp8_group: ProcessGroup | None = None,
+    _graph: bool = False,
+) -> autocast:
+    """The older spelling of :class:`autocast`; same meaning, other argument names."""
+    return autocast(
+        enabled=enabled, calibrating=calibrating, recipe=fp8_recipe, amax_reduction_group=fp8_group, _graph=_graph
+    )
+
+
+class FP8GlobalStateManager:
+    """Read access to the autocast in force, under Transformer Engine's name."""
+
+    @staticmethod
+    def reset() -> None:
+        """Leave every autocast of the calling thread and forget waiting updates (for tests)."""
+        _per_thread.frames.clear()
+        discard_waiting()
+
+    @staticmethod
+    def is_fp8_enabled() -> bool:
+        """Whether modules quantize now."""
+        return current_frame().enabled
+
+    @staticmethod
+    def is_fp8_calibration() -> bool:
+        """Whether modules record amax without quantizing."""
+        return current_frame().calibrating
+
+    @staticmethod
+    def get_fp8_recipe() -> Recipe:
+        """The recipe in force, or the default one."""
+        return current_frame().recipe or get_default_recipe()
+
+    @staticmethod
+    def reduce_and_update_fp8_tensors(forward: bool = True) -> None:
+        """Update the calling thread's waiting states of one direction now."""
+        current_queue().update(forward=forward)

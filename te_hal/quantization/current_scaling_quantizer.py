@@ -1,0 +1,98 @@
+"""Float8CurrentScalingQuantizer: one scale per tensor, from that tensor's own amax."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from te_hal.quantization.quantizer import _OPS, CastKernels, Quantizer
+from te_hal.schema.errors import ArgumentError, UnsupportedError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from te_hal.schema.formats import DType
+    from te_hal.schema.storage import QuantizedStorage
+
+
+class Float8CurrentScalingQuantizer(Quantizer):
+    """Quantizes with the scale that the tensor's own amax gives (docs/numerics.md, S1-S4). Stateless.
+
+    Args:
+        fp8_dtype: ``torch.float8_e4m3fn``, ``torch.float8_e5m2`` or a ``te.DType``.
+        device: device of the tensors to come; None: any. A tensor from elsewhere is refused.
+        rowwise, columnwise: which copies to make.
+        with_amax_reduction, amax_reduction_group: reduction over processes; True is refused for now.
+        force_pow_2_scales: round scales down to powers of two.
+        amax_epsilon: floor of amax.
+
+    Raises:
+        UnsupportedError: ``with_amax_reduction``.
+    """
+
+    def __init__(
+        self,
+        fp8_dtype: torch.dtype | DType,
+        device: torch.device | str | None = None,
+        *,
+        rowwise: bool = True,
+        columnwise: bool = True,
+        with_amax_reduction: bool = False,
+        amax_reduction_group: ProcessGroup | None = None,
+        force_pow_2_scales: bool = False,
+        amax_epsilon: float = 0.0,
+    ) -> None:
+        super().__init__(fp8_dtype, rowwise=rowwise, columnwise=columnwise)
+        if with_amax_reduction or amax_reduction_group is not None:
+            raise UnsupportedError(
+                "Float8CurrentScalingQuantizer: with_amax_reduction",
+                got=f"{with_amax_reduction}, group {amax_reduction_group}",
+                accepted="False, None",
+                todo="amax reduction over processes is not built yet",
+            )
+        self.device = None if device is None else torch.device(device)
+        self.force_pow_2_scales = force_pow_2_scales
+        self.amax_epsilon = float(amax_epsilon)
+
+    def quantize_storage(
+        self,
+        tensor: torch.Tensor,
+        *,
+        rowwise: bool = True,
+        columnwise: bool = False,
+        out: QuantizedStorage | None = None,
+        kernels: CastKernels = _OPS,
+    ) -> QuantizedStorage:
+        """Quantize without autograd. See :meth:`Quantizer.quantize_storage`."""
+        self._check_device(tensor)
+        scale = kernels.compute_scale(
+            kernels.amax(tensor),
+            fp8_max=self.format.max,
+            epsilon=self.amax_epsilon,
+            power_of_2=self.force_pow_2_scales,
+        )
+        return kernels.quantize(
+            tensor,
+            scale,
+            out=out,
+            dtype=self.format.dtype,
+            rowwise=rowwise,
+            columnwise=columnwise,
+            columnwise_order=self.columnwise_order,
+        )
+
+    def _check_device(self, tensor: torch.Tensor) -> None:
+        wanted = self.device
+        if wanted is None or tensor.device == wanted:
+            return
+        if tensor.device.type != wanted.type or wanted.index is not None:
+            raise ArgumentError(
+                "Float8CurrentScalingQuantizer",
+                got=f"a tensor on {tensor.device}",
+                accepted=f"tensors on {wanted}, the quantizer's device",
+                todo="move the tensor, or make the quantizer with device=None",
+            )
+
+    def calibrate(self, tensor: torch.Tensor) -> None:
+        """Nothing to record: the scale always comes from the tensor at hand."""

@@ -1,0 +1,128 @@
+"""The bytes of ``_extra_state``: a versioned, checksummed header and raw arrays; no pickle.
+
+Layout, all integers little-endian::
+
+    8 bytes   magic b"TE_HAL_X"
+    u32       version (1)
+    u32       CRC-32 of everything after this field
+    u32       length of the JSON header in bytes
+    JSON      {"recipe": class name, "fields": {...}, "arrays": [{"name", "shape"}, ...]}
+    raw       the arrays in that order, fp32 little-endian, without padding
+
+A recipe without state is saved as zero bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import struct
+import sys
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from te_hal.schema.errors import CheckpointError
+
+_MAGIC = b"TE_HAL_X"
+_VERSION = 1
+_PREFIX = struct.Struct("<8sII")
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """What one ``_extra_state`` holds: the recipe's class name and printable fields, and fp32 CPU arrays by name."""
+
+    recipe: str
+    fields: dict[str, Any]
+    arrays: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def empty() -> torch.Tensor:
+    """The ``_extra_state`` of a module without state: a uint8 tensor of no elements."""
+    return torch.empty(0, dtype=torch.uint8)
+
+
+def pack(state: SavedState) -> torch.Tensor:
+    """A CPU uint8 tensor that :func:`unpack` reads back."""
+    header = {
+        "recipe": state.recipe,
+        "fields": {name: _printable(value) for name, value in state.fields.items()},
+        "arrays": [{"name": name, "shape": list(array.shape)} for name, array in state.arrays.items()],
+    }
+    text = json.dumps(header, sort_keys=True).encode()
+    raw = b"".join(_raw(array) for array in state.arrays.values())
+    body = _LENGTH.pack(len(text)) + text + raw
+    return torch.frombuffer(bytearray(_PREFIX.pack(_MAGIC, _VERSION, zlib.crc32(body)) + body), dtype=torch.uint8)
+
+
+def unpack(saved: object, where: str) -> SavedState | None:
+    """Read an ``_extra_state``; None for one of zero bytes.
+
+    Args:
+        saved: what the checkpoint holds.
+        where: the module's name, for messages.
+
+    Raises:
+        CheckpointError: not a uint8 tensor, cut short, altered, of another version, or a pickle.
+    """
+    if not isinstance(saved, torch.Tensor) or saved.dtype != torch.uint8:
+        got = f"a {type(saved).__name__}" if not isinstance(saved, torch.Tensor) else f"a tensor of {saved.dtype}"
+        raise _error(where, got, "save the model with te_hal, or load with this entry removed")
+    data = bytes(saved.detach().cpu().contiguous().numpy())
+    if not data:
+        return None
+    if data[:1] == b"\x80":
+        raise _error(where, "a pickle, as Transformer Engine writes it", "remove the entry; scaling state starts anew")
+    if len(data) < _PREFIX.size + _LENGTH.size or data[:8] != _MAGIC:
+        raise _error(where, f"{len(data)} bytes without te_hal's header", "restore the file from a copy")
+    _, version, checksum = _PREFIX.unpack_from(data)
+    if version != _VERSION:
+        raise _error(where, f"version {version}", f"this te_hal reads version {_VERSION}; install a newer one")
+    body = data[_PREFIX.size :]
+    if zlib.crc32(body) != checksum:
+        raise _error(where, "bytes that do not match their checksum (cut short or altered)", "restore from a copy")
+    return _parse(body, where)
+
+
+def _parse(body: bytes, where: str) -> SavedState:
+    (length,) = _LENGTH.unpack_from(body)
+    header = json.loads(body[_LENGTH.size : _LENGTH.size + length])
+    offset = _LENGTH.size + length
+    arrays = {}
+    for entry in header["arrays"]:
+        shape = tuple(entry["shape"])
+        count = 1
+        for size in shape:
+            count *= size
+        end = offset + 4 * count
+        if end > len(body):
+            raise _error(where, f"too few bytes for array {entry['name']!r}", "restore the file from a copy")
+        values = torch.frombuffer(bytearray(body[offset:end]), dtype=torch.float32) if count else torch.empty(0)
+        arrays[entry["name"]] = values.reshape(shape)
+        offset = end
+    return SavedState(header["recipe"], header["fields"], arrays)
+
+
+def _printable(value: Any) -> Any:  # noqa: ANN401 - a recipe's field
+    if isinstance(value, enum.Enum):
+        return value.name
+    if callable(value):
+        return f"callable {getattr(value, '__module__', '?')}.{getattr(value, '__qualname__', '?')}"
+    return value
+
+
+def _raw(array: torch.Tensor) -> bytes:
+    if sys.byteorder != "little":
+        raise CheckpointError(
+            "_extra_state", got="a big-endian machine", accepted="a little-endian one", todo="save on such a machine"
+        )
+    return bytes(array.detach().to("cpu", torch.float32).contiguous().numpy())
+
+
+def _error(where: str, got: str, todo: str) -> CheckpointError:
+    accepted = "a uint8 tensor written by te_hal, or one of zero bytes"
+    return CheckpointError(f"{where}: _extra_state", got=got, accepted=accepted, todo=todo)

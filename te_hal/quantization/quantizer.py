@@ -1,0 +1,201 @@
+"""Quantizer: turns tensors of one role into quantized ones. Subclasses know where the scale comes from."""
+
+from __future__ import annotations
+
+import abc
+import copy
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+import te_hal.ops
+from te_hal.schema.errors import ArgumentError, ArgumentTypeError
+from te_hal.schema.formats import ColumnwiseOrder, DType, ElementFormat, ScalingMode, element_format
+from te_hal.schema.storage import QuantizedStorage
+
+if TYPE_CHECKING:
+    from te_hal.quantization.float8_tensor import Float8Tensor
+
+
+class CastKernels(Protocol):
+    """The ops that a quantizer calls: ``te_hal.ops`` itself, or the kernels that a module's plan has bound."""
+
+    def quantize(self, *args: Any, **kwargs: Any) -> QuantizedStorage:  # noqa: ANN401 - the schema is the signature
+        """See te_hal.ops.quantize."""
+        ...
+
+    def amax(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
+        """See te_hal.ops.amax."""
+        ...
+
+    def compute_scale(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
+        """See te_hal.ops.compute_scale."""
+        ...
+
+
+_OPS: Any = te_hal.ops
+
+
+class Quantizer(abc.ABC):
+    """Quantizes tensors of one role to an 8-bit format.
+
+    Args:
+        fp8_dtype: ``torch.float8_e4m3fn``, ``torch.float8_e5m2`` or a ``te.DType``.
+        rowwise: make the copy that fprop reads.
+        columnwise: make the copy that transposed products read.
+
+    Attributes:
+        rowwise_usage, columnwise_usage: which copies :meth:`quantize` makes.
+        columnwise_order: memory order of columnwise copies; modules set what their backend's gemm reads.
+        internal: results are bare QuantizedStorage, not tensors, and carry no gradient.
+        format: the element format.
+    """
+
+    mode = ScalingMode.TENSOR
+
+    def __init__(self, fp8_dtype: torch.dtype | DType, *, rowwise: bool, columnwise: bool) -> None:
+        self.format: ElementFormat = element_format(fp8_dtype, type(self).__name__)
+        self.rowwise_usage = rowwise
+        self.columnwise_usage = columnwise
+        self.columnwise_order = ColumnwiseOrder.TRANSPOSED
+        self.internal = False
+
+    @property
+    def dtype(self) -> DType:
+        """The element format as Transformer Engine's code."""
+        return DType.kFloat8E4M3 if self.format.name == "E4M3" else DType.kFloat8E5M2
+
+    @abc.abstractmethod
+    def quantize_storage(
+        self,
+        tensor: torch.Tensor,
+        *,
+        rowwise: bool = True,
+        columnwise: bool = False,
+        out: QuantizedStorage | None = None,
+        kernels: CastKernels = _OPS,
+    ) -> QuantizedStorage:
+        """Quantize without autograd.
+
+        Args:
+            tensor: any shape; fp32, fp16 or bf16.
+            rowwise, columnwise: the copies to make.
+            out: storage to refill in place, with just these copies.
+            kernels: who computes.
+        """
+
+    @abc.abstractmethod
+    def calibrate(self, tensor: torch.Tensor) -> None:
+        """Record what quantizing ``tensor`` would record, without quantizing."""
+
+    def quantize(
+        self, tensor: torch.Tensor, *, out: Float8Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> Float8Tensor | QuantizedStorage:
+        """Quantize; gradients pass straight through to ``tensor``.
+
+        Args:
+            tensor: any shape; fp32, fp16 or bf16.
+            out: quantized tensor to refill in place (then no gradient is recorded).
+            dtype: nominal dtype of the result; None: that of ``tensor``.
+
+        Returns:
+            A Float8Tensor with the copies of :meth:`get_usages`; a bare storage when ``internal``.
+        """
+        from te_hal.quantization import float8_tensor  # noqa: PLC0415 - the two files need each other
+
+        if out is not None:
+            return self.update_quantized(tensor, out)
+        if self.internal:
+            return self._nominal(self._with_usages(tensor.detach()), dtype)
+        return float8_tensor.quantize_straight_through(tensor, self, dtype)
+
+    __call__ = quantize
+
+    def _with_usages(self, tensor: torch.Tensor) -> QuantizedStorage:
+        if not (self.rowwise_usage or self.columnwise_usage):
+            raise ArgumentError(
+                type(self).__name__,
+                got="neither rowwise nor columnwise usage",
+                accepted="at least one of them",
+                todo="call set_usage(rowwise=True)",
+            )
+        return self.quantize_storage(tensor, rowwise=self.rowwise_usage, columnwise=self.columnwise_usage)
+
+    @staticmethod
+    def _nominal(storage: QuantizedStorage, dtype: torch.dtype | None) -> QuantizedStorage:
+        return storage if dtype in (None, storage.dtype) else storage.with_tensors(storage.tensors(), dtype)
+
+    def update_quantized(
+        self, src: torch.Tensor, dst: Float8Tensor, *, noop_flag: torch.Tensor | None = None
+    ) -> Float8Tensor:
+        """Quantize ``src`` into ``dst`` in place and return it.
+
+        Args:
+            src: plain tensor of ``dst``'s shape.
+            dst: its copies are refilled, whatever this quantizer's usages are.
+            noop_flag: fp32 tensor of one element; where it is 1, nothing is written or recorded.
+        """
+        if not hasattr(dst, "quantized_storage"):
+            raise ArgumentTypeError(
+                f"{type(self).__name__}.update_quantized: dst",
+                got=f"a {type(dst).__name__}",
+                accepted="a Float8Tensor",
+                todo="make one with make_empty(shape) or by quantizing",
+            )
+        if noop_flag is not None and float(noop_flag) == 1.0:
+            return dst
+        storage = dst.quantized_storage
+        self.quantize_storage(
+            src.detach(), rowwise=storage.kind.rowwise, columnwise=storage.kind.columnwise, out=storage
+        )
+        return dst
+
+    def make_empty(
+        self,
+        shape: tuple[int, ...],
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        requires_grad: bool = False,
+    ) -> Float8Tensor:
+        """A quantized tensor of this format with uninitialised data and scale_inv 1.
+
+        Args:
+            shape: logical shape.
+            dtype: nominal dtype.
+            device: None means torch's default device.
+            requires_grad: of the result.
+        """
+        from te_hal.quantization.float8_tensor import Float8Tensor  # noqa: PLC0415
+
+        row = torch.empty(shape, dtype=torch.uint8, device=device) if self.rowwise_usage else None
+        transposed = (*shape[-1:], *shape[:-1]) if self.columnwise_order == ColumnwiseOrder.TRANSPOSED else shape
+        column = torch.empty(transposed, dtype=torch.uint8, device=device) if self.columnwise_usage else None
+        one = torch.ones(1, dtype=torch.float32, device=device)
+        storage = QuantizedStorage(
+            format=self.format,
+            mode=self.mode,
+            shape=tuple(shape),
+            dtype=dtype,
+            rowwise_data=row,
+            rowwise_scale_inv=None if row is None else one,
+            columnwise_data=column,
+            columnwise_scale_inv=None if column is None else one,
+            columnwise_order=self.columnwise_order,
+        )
+        return Float8Tensor(storage, quantizer=self, requires_grad=requires_grad)
+
+    def set_usage(self, *, rowwise: bool | None = None, columnwise: bool | None = None) -> None:
+        """Choose which copies :meth:`quantize` makes; None leaves a choice as it is."""
+        if rowwise is not None:
+            self.rowwise_usage = rowwise
+        if columnwise is not None:
+            self.columnwise_usage = columnwise
+
+    def get_usages(self) -> dict[str, bool]:
+        """The copies that :meth:`quantize` makes."""
+        return {"rowwise": self.rowwise_usage, "columnwise": self.columnwise_usage}
+
+    def copy(self) -> Quantizer:
+        """A quantizer with the same settings; scale and amax tensors are shared, usages are not."""
+        return copy.copy(self)
