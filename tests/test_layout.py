@@ -20,7 +20,7 @@ LINKED = ("backends", "modules", "ffi")
 MAY_IMPORT = {
     "schema": set(),
     "ffi": {"schema"},
-    "backends": {"schema", "ffi"},
+    "backends": {"schema", "ffi", "dispatch"},
     "dispatch": {"schema"},
     "ops": {"schema", "dispatch"},
     "recipe": {"schema"},

@@ -1,0 +1,54 @@
+"""Who runs an op: registry, discovery, selection, capability answers, policy.
+
+A backend is one object, returned by the function that its package's entry point names::
+
+    [project.entry-points."te_hal.backends"]
+    mychip = "mychip_te_hal:create_backend"
+
+``docs/backends.md`` shows a complete one.
+"""
+
+from te_hal.dispatch.backend import ANY_DEVICE, Backend, GemmCopies
+from te_hal.dispatch.fallback import FallbackWarning, fallback_report
+from te_hal.dispatch.inventory import BackendInfo, list_backends
+from te_hal.dispatch.policy import Policy
+from te_hal.dispatch.registry import register_backend, register_composition
+from te_hal.dispatch.resolution import Resolved, entry, resolve
+from te_hal.dispatch.selection import (
+    backend_for,
+    current_memo,
+    forced_backend,
+    get_backend,
+    get_policy,
+    reset,
+    set_backend,
+    set_policy,
+    use_backend,
+    use_policy,
+)
+
+__all__ = [
+    "ANY_DEVICE",
+    "Backend",
+    "BackendInfo",
+    "FallbackWarning",
+    "GemmCopies",
+    "Policy",
+    "Resolved",
+    "backend_for",
+    "current_memo",
+    "entry",
+    "fallback_report",
+    "forced_backend",
+    "get_backend",
+    "get_policy",
+    "list_backends",
+    "register_backend",
+    "register_composition",
+    "reset",
+    "resolve",
+    "set_backend",
+    "set_policy",
+    "use_backend",
+    "use_policy",
+]

@@ -1,0 +1,73 @@
+"""Backend: what an implementation hands over to join, as one frozen object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from te_hal.schema.formats import ColumnwiseOrder
+from te_hal.schema.support import SUPPORTED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from te_hal.schema.formats import ElementFormat, ScalingMode
+    from te_hal.schema.support import Call, Support
+
+#: In ``Backend.serves``: tensors on any device.
+ANY_DEVICE = "*"
+
+
+@dataclass(frozen=True)
+class GemmCopies:
+    """Which copy of each quantized operand a gemm reads."""
+
+    a: Literal["rowwise", "columnwise"]
+    b: Literal["rowwise", "columnwise"]
+
+
+def reads_rowwise(layout: str, format: ElementFormat, mode: ScalingMode) -> GemmCopies:  # noqa: ARG001 - the answer's signature
+    """The answer of a gemm that serves all three layouts from the rowwise copies."""
+    return GemmCopies("rowwise", "rowwise")
+
+
+def always_usable() -> Support:
+    """The answer of a backend that needs no hardware and no library."""
+    return SUPPORTED
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Backend:
+    """An implementation of the op interface.
+
+    Attributes:
+        name: what users write; equal to the name of the entry point.
+        kernels: op name to a function with the signature of that op's schema. Ops left out are refused, or
+            composed of others where they are optional.
+        serves: device types it can take (``"cpu"``, ``"musa"``), or ``{ANY_DEVICE}``.
+        supports: answers for a call whose op has a kernel, before it is launched. Must not touch data and must
+            say no to everything the kernel cannot do.
+        default_for: device types it claims unasked; empty for an emulator or any other substitute.
+        usable: whether it works on this machine, with the reason if not. Asked when the backend is selected or
+            listed, never at registration; may be slow.
+        gemm_copies: which copies of quantized operands its gemm reads, by layout, format and scaling mode.
+        columnwise_order: memory order of the columnwise copies that it makes and reads.
+        description: one line for ``list_backends``.
+    """
+
+    name: str
+    kernels: Mapping[str, Callable[..., Any]]
+    serves: frozenset[str]
+    supports: Callable[[Call], Support]
+    default_for: frozenset[str] = frozenset()
+    usable: Callable[[], Support] = always_usable
+    gemm_copies: Callable[[str, ElementFormat, ScalingMode], GemmCopies] = reads_rowwise
+    columnwise_order: ColumnwiseOrder = ColumnwiseOrder.TRANSPOSED
+    description: str = ""
+
+    def takes(self, device_type: str) -> bool:
+        """Whether it serves tensors on a device of this type."""
+        return device_type in self.serves or ANY_DEVICE in self.serves
+
+    def __repr__(self) -> str:
+        return f"Backend({self.name!r})"

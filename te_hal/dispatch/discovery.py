@@ -1,0 +1,97 @@
+"""Finds backends through the entry-point group ``te_hal.backends`` and loads each without letting it do harm."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from te_hal.dispatch.backend import Backend
+from te_hal.schema.errors import RegistrationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
+GROUP = "te_hal.backends"
+
+#: What list_backends and selection errors say when the installation has no metadata.
+NO_ENTRY_POINTS = (
+    "no entry points in this group, so no backend was found; in a checkout that is not installed, run "
+    "`python setup.py -q egg_info` in its root"
+)
+
+
+def attempt(function: Callable[[], T]) -> tuple[T | None, str]:
+    """Run foreign code that brings a backend up; its result, or None and the reason of its failure.
+
+    The only broad ``except`` in the package: importing or probing somebody else's backend can fail in any way,
+    and must stop neither the others nor the listing. Kernels never run in here. KeyboardInterrupt and
+    SystemExit pass.
+    """
+    try:
+        return function(), ""
+    except Exception as error:  # noqa: BLE001 - see above
+        return None, f"{type(error).__name__}: {error}"
+
+
+def discover(check: Callable[[Backend], None]) -> tuple[dict[str, Backend], dict[str, str]]:
+    """Load every entry point, in order of name.
+
+    Args:
+        check: raises where a backend does not fit the interface.
+
+    Returns:
+        Backends by name, and the reasons of those that were refused or failed by entry-point name.
+    """
+    found: dict[str, Backend] = {}
+    failures: dict[str, str] = {}
+    for name, claims in sorted(_claims(metadata.entry_points(group=GROUP)).items()):
+        if len(claims) > 1:
+            owners = ", ".join(sorted(_owner(point) for point in claims))
+            failures[name] = f"several distributions claim this name ({owners}); uninstall all but one"
+            continue
+        backend, reason = attempt(lambda point=claims[0]: _load(point, check))  # type: ignore[misc]
+        if backend is None:
+            failures[name] = f"failed to load from {claims[0].value}: {reason}"
+        else:
+            found[name] = backend
+    if not found and not failures:
+        failures[GROUP] = NO_ENTRY_POINTS
+    return found, failures
+
+
+def _claims(points: Iterable[metadata.EntryPoint]) -> dict[str, list[metadata.EntryPoint]]:
+    """Entry points by name; one that is listed twice with the same target counts once."""
+    claims: dict[str, list[metadata.EntryPoint]] = {}
+    for point in points:
+        same_name = claims.setdefault(point.name, [])
+        if point.value not in [known.value for known in same_name]:
+            same_name.append(point)
+    return claims
+
+
+def _owner(point: metadata.EntryPoint) -> str:
+    return f"{point.dist.name if point.dist else 'unknown'} with {point.value}"
+
+
+def _load(point: metadata.EntryPoint, check: Callable[[Backend], None]) -> Backend:
+    create = point.load()
+    backend = create()
+    if not isinstance(backend, Backend):
+        raise RegistrationError(
+            f"entry point {point.name}",
+            got=f"a {type(backend).__name__} from {point.value}",
+            accepted="a te_hal.dispatch.Backend",
+            todo="let the function build and return one",
+        )
+    check(backend)
+    if backend.name != point.name:
+        raise RegistrationError(
+            f"entry point {point.name}",
+            got=f"a backend named {backend.name!r}",
+            accepted=f"the name of the entry point, {point.name!r}",
+            todo="use one name for both",
+        )
+    return backend

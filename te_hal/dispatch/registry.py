@@ -1,0 +1,210 @@
+"""The table of backends and of compositions: filled by discovery and by registration, read by selection."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from te_hal.dispatch import discovery
+from te_hal.dispatch.backend import ANY_DEVICE, Backend
+from te_hal.dispatch.signature import check_signature
+from te_hal.schema.catalog import SCHEMAS
+from te_hal.schema.errors import ArgumentError, RegistrationError, StateError
+from te_hal.schema.formats import ColumnwiseOrder
+from te_hal.schema.support import Code, Support
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What is known about backends. Replaced as a whole, so a reader needs no lock."""
+
+    backends: dict[str, Backend]
+    failures: dict[str, str]
+    by_api: frozenset[str] = frozenset()
+    answers: dict[str, Support] = field(default_factory=dict)
+
+
+class _Registry:
+    """The process's one registry. ``tables`` is None until a backend is first needed."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.tables: Tables | None = None
+        self.loading = False
+        self.compositions: dict[str, Callable[..., Any]] = {}
+        self.on_change: list[Callable[[], None]] = []
+
+    def renew_lock(self) -> None:
+        """In a forked child: whoever held the lock in the parent does not exist here."""
+        self.lock = threading.RLock()
+        self.loading = False
+
+    def publish(self, tables: Tables) -> None:
+        self.tables = tables
+        for notify in self.on_change:
+            notify()
+
+
+REGISTRY = _Registry()
+os.register_at_fork(after_in_child=REGISTRY.renew_lock)
+
+
+def tables() -> Tables:
+    """All that is known, after discovery, which the first call runs (other threads wait for it).
+
+    An interrupt during discovery leaves nothing behind, and the next call starts it again.
+
+    Raises:
+        StateError: called by a backend while it is being loaded.
+    """
+    known = REGISTRY.tables
+    if known is not None:
+        return known
+    with REGISTRY.lock:
+        if REGISTRY.tables is not None:
+            return REGISTRY.tables
+        if REGISTRY.loading:
+            raise StateError(
+                "te_hal.dispatch",
+                got="a question about backends from a backend that is being loaded",
+                accepted="building and returning a Backend",
+                todo="leave registration and selection to te_hal and its user",
+            )
+        REGISTRY.loading = True
+        try:
+            found = Tables(*discovery.discover(check_backend))
+        finally:
+            REGISTRY.loading = False
+        REGISTRY.publish(found)
+        return found
+
+
+def register_backend(backend: Backend) -> None:
+    """Add a backend to this process, as a test or a notebook does; packages use an entry point instead.
+
+    It stays until ``te_hal.reset()``. Memos are renewed.
+
+    Raises:
+        RegistrationError: the name is taken, or the backend does not fit the op interface; names backend, op and
+            parameter.
+    """
+    check_backend(backend)
+    with REGISTRY.lock:
+        known = tables()
+        if backend.name in known.backends:
+            raise RegistrationError(
+                f"backend {backend.name}",
+                got="a name that is taken",
+                accepted=f"any but {', '.join(sorted(known.backends))}",
+                todo="choose another name",
+            )
+        REGISTRY.publish(
+            Tables({**known.backends, backend.name: backend}, known.failures, known.by_api | {backend.name})
+        )
+
+
+def forget_registered() -> None:
+    """Drop the backends that :func:`register_backend` added and every answer of ``usable()``."""
+    with REGISTRY.lock:
+        known = REGISTRY.tables
+        if known is not None:
+            found = {name: b for name, b in known.backends.items() if name not in known.by_api}
+            REGISTRY.publish(Tables(found, known.failures))
+
+
+def register_composition(op: str, function: Callable[..., Any]) -> None:
+    """Say how an optional op is made of others; used where a backend has no kernel for it, or says no.
+
+    Args:
+        op: name of an optional op.
+        function: has the signature of the op's schema and calls functions of te_hal.ops.
+
+    Raises:
+        RegistrationError: unknown op, one that every backend must have, one composed already, or a signature
+            that differs from the schema.
+    """
+    optional = sorted(name for name, schema in SCHEMAS.items() if schema.optional)
+    if op not in optional:
+        raise RegistrationError(
+            f"composition of {op}", got=repr(op), accepted=", ".join(optional), todo="name an optional op"
+        )
+    check_signature("composition", SCHEMAS[op], function)
+    if REGISTRY.compositions.setdefault(op, function) is not function:
+        raise RegistrationError(
+            f"composition of {op}",
+            got="a second composition",
+            accepted="one, the one in te_hal.ops",
+            todo="give the backend a kernel for the op instead",
+        )
+
+
+def ask_usable(backend: Backend, *, afresh: bool = False) -> Support:
+    """Whether a backend works on this machine. Remembered, as the question may be slow, unless asked afresh."""
+    answers = tables().answers
+    answer = answers.get(backend.name)
+    if answer is None or afresh:
+        found, reason = discovery.attempt(backend.usable)
+        if isinstance(found, Support):
+            answer = found
+        else:
+            got = reason or f"answered {found!r}, which is no Support"
+            answer = Support.no(Code.ENVIRONMENT, f"its usable() {got}" if not reason else f"its usable() raised {got}")
+        answers[backend.name] = answer
+    return answer
+
+
+def check_backend(backend: Backend) -> None:
+    """Refuse what does not fit the op interface.
+
+    Raises:
+        RegistrationError: names backend, field or op, and parameter.
+    """
+    if not isinstance(backend, Backend):
+        raise RegistrationError(
+            "register_backend",
+            got=f"a {type(backend).__name__}",
+            accepted="a te_hal.dispatch.Backend",
+            todo="see docs/backends.md",
+        )
+    owner = f"backend {backend.name}"
+    for name, right, accepted in _field_checks(backend):
+        if not right:
+            raise RegistrationError(
+                f"{owner}: {name}", got=repr(getattr(backend, name)), accepted=accepted, todo="see docs/backends.md"
+            )
+    for op, function in backend.kernels.items():
+        if op not in SCHEMAS:
+            raise RegistrationError(
+                f"{owner}: kernels", got=f"a kernel for {op!r}", accepted=", ".join(SCHEMAS), todo="see docs/ops.md"
+            )
+        check_signature(owner, SCHEMAS[op], function)
+
+
+def _field_checks(backend: Backend) -> list[tuple[str, bool, str]]:
+    def device_types(value: object) -> bool:
+        return isinstance(value, frozenset) and all(isinstance(v, str) and v for v in value)
+
+    serves, default_for = backend.serves, backend.default_for
+    return [
+        ("name", isinstance(backend.name, str) and backend.name.isidentifier(), "a Python identifier"),
+        ("kernels", hasattr(backend.kernels, "items"), "a mapping from op names to functions"),
+        ("serves", device_types(serves) and bool(serves), "a frozenset of device types, not empty"),
+        ("default_for", device_types(default_for), "a frozenset of device types, which may be empty"),
+        (
+            "default_for",
+            device_types(default_for)
+            and ANY_DEVICE not in default_for
+            and (ANY_DEVICE in serves or default_for <= serves),
+            "device types that it serves, each by name",
+        ),
+        ("supports", callable(backend.supports), "a function from a Call to a Support"),
+        ("usable", callable(backend.usable), "a function without arguments that gives a Support"),
+        ("gemm_copies", callable(backend.gemm_copies), "a function of layout, format and mode"),
+        ("columnwise_order", backend.columnwise_order in tuple(ColumnwiseOrder), "a ColumnwiseOrder"),
+        ("description", isinstance(backend.description, str), "a line of text"),
+    ]

@@ -1,0 +1,32 @@
+"""The op interface: one function per op, checked by its schema, run by the backend in force.
+
+Ops take and return plain tensors and ``QuantizedStorage``; none of them differentiates. What a call may look like,
+what it writes in place and how exact its result is stands in ``te_hal.schema``; who runs it is decided in
+``te_hal.dispatch``, before anything is launched.
+"""
+
+from te_hal.ops.activation import activation_bwd, activation_fwd
+from te_hal.ops.amax import amax, compute_scale, update_delayed_scale
+from te_hal.ops.bias_grad import bias_grad
+from te_hal.ops.cast import dequantize, quantize
+from te_hal.ops.gemm import gemm
+from te_hal.ops.norm import layernorm_bwd, layernorm_fwd, rmsnorm_bwd, rmsnorm_fwd
+from te_hal.ops.softmax import softmax_bwd, softmax_fwd
+
+__all__ = [
+    "activation_bwd",
+    "activation_fwd",
+    "amax",
+    "bias_grad",
+    "compute_scale",
+    "dequantize",
+    "gemm",
+    "layernorm_bwd",
+    "layernorm_fwd",
+    "quantize",
+    "rmsnorm_bwd",
+    "rmsnorm_fwd",
+    "softmax_bwd",
+    "softmax_fwd",
+    "update_delayed_scale",
+]

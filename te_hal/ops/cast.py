@@ -1,0 +1,83 @@
+"""The cast family: into a scaled 8-bit format and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from te_hal.dispatch import entry
+from te_hal.schema.cast import DEQUANTIZE, QUANTIZE
+from te_hal.schema.formats import ColumnwiseOrder, ScalingMode
+
+if TYPE_CHECKING:
+    import torch
+
+    from te_hal.schema.storage import QuantizedStorage
+
+_enter_quantize = entry(QUANTIZE)
+_enter_dequantize = entry(DEQUANTIZE)
+
+
+def quantize(
+    input: torch.Tensor,
+    scale: torch.Tensor | None = None,
+    *,
+    amax: torch.Tensor | None = None,
+    out: QuantizedStorage | None = None,
+    dtype: torch.dtype,
+    mode: ScalingMode = ScalingMode.TENSOR,
+    rowwise: bool = True,
+    columnwise: bool = False,
+    columnwise_order: ColumnwiseOrder = ColumnwiseOrder.TRANSPOSED,
+) -> QuantizedStorage:
+    """Cast to a scaled 8-bit format: ``clamp(input * scale)``, rounded to nearest even (C1 to C5).
+
+    Args:
+        input: any shape; fp32, fp16 or bf16.
+        scale: fp32, one element; multiplies into the format. Required for per-tensor scaling.
+        amax: fp32, one element; becomes ``max(amax, max|input|)`` in place (A1).
+        out: storage to refill in place; must have the shape, format, mode and copies that are asked for.
+        dtype: ``torch.float8_e4m3fn`` or ``torch.float8_e5m2``.
+        mode: how many elements share a scale.
+        rowwise: make the rowwise copy.
+        columnwise: make the columnwise copy.
+        columnwise_order: memory order of the columnwise copy.
+
+    Returns:
+        A storage with the asked copies, nominal dtype that of ``input``; ``out`` itself where given.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: an argument breaks the above, or operands lie on several devices.
+        UnsupportedError: the backend in force, and every fallback the policy lists, lacks this combination.
+    """
+    kernel = _enter_quantize(input, scale, amax, out, dtype, mode, rowwise, columnwise, columnwise_order)
+    result: QuantizedStorage = kernel(
+        input,
+        scale,
+        amax=amax,
+        out=out,
+        dtype=dtype,
+        mode=mode,
+        rowwise=rowwise,
+        columnwise=columnwise,
+        columnwise_order=columnwise_order,
+    )
+    return result
+
+
+def dequantize(input: QuantizedStorage, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Back to plain values: ``decode(code) * scale_inv`` in fp32, rounded once (C6).
+
+    Args:
+        input: quantized data, any shape.
+        out_dtype: fp32, fp16 or bf16; None: the storage's nominal dtype.
+
+    Returns:
+        A new tensor of the shape of ``input``.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: not a storage, or another dtype.
+        UnsupportedError: the backend in force, and every fallback the policy lists, lacks this combination.
+    """
+    kernel = _enter_dequantize(input, out_dtype)
+    result: torch.Tensor = kernel(input, out_dtype=out_dtype)
+    return result
