@@ -15,8 +15,8 @@ on the CPU are unasked.
 
 from __future__ import annotations
 
-from te_hal.backends.cpu_reference import amax, capability, cast, delayed_scale
-from te_hal.dispatch.backend import ANY_DEVICE, Backend
+from te_hal.backends.cpu_reference import amax, capability, cast, delayed_scale, gemm, norm, softmax
+from te_hal.dispatch import ANY_DEVICE, Backend
 
 _KERNELS = (
     cast.quantize,
@@ -24,6 +24,20 @@ _KERNELS = (
     amax.amax,
     amax.compute_scale,
     delayed_scale.update_delayed_scale,
+    gemm.gemm,
+    norm.layernorm_fwd,
+    norm.layernorm_bwd,
+    norm.rmsnorm_fwd,
+    norm.rmsnorm_bwd,
+    softmax.softmax_fwd,
+    softmax.softmax_bwd,
+    gemm.gemm,
+    norm.layernorm_fwd,
+    norm.layernorm_bwd,
+    norm.rmsnorm_fwd,
+    norm.rmsnorm_bwd,
+    softmax.softmax_fwd,
+    softmax.softmax_bwd,
 )
 
 

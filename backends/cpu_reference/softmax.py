@@ -1,4 +1,4 @@
-"""Scaled, masked softmax in plain torch (docs/numerics.md, rules X1-X5)."""
+"""Scaled, masked softmax in plain torch (docs/numerics.md, rules X1-X4)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def softmax_fwd(
     """Softmax of ``scale * input`` over the last dimension, over the keys that a query may see.
 
     A key is hidden if any of mask, causal and window hides it (X2); its probability is exactly 0, whatever its
-    score. A row with nothing to see, or with every visible score at -inf, is all zeros (X3). NaN or +inf in a visible
-    score makes every visible probability of its row NaN (X4).
+    score. A row with nothing to see, or with every visible score at -inf, is all zeros, and NaN or +inf in a visible
+    score makes every visible probability of its row NaN (X3).
 
     Args:
         input: scores ``[..., Sq, Sk]``, fp32, fp16 or bf16.
@@ -49,7 +49,7 @@ def softmax_fwd(
 
 
 def softmax_bwd(grad_output: torch.Tensor, output: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
-    """``scale * output * (grad_output - sum(grad_output * output))`` in fp32, rounded once (X5).
+    """``scale * output * (grad_output - sum(grad_output * output))`` in fp32, rounded once (X4).
 
     Where ``output`` is 0 (hidden, or too small to show) the gradient is 0 and ``grad_output`` is not looked at, so that
     infinities behind a mask stay there.

@@ -1,14 +1,15 @@
-"""The activation family (optional ops): activation functions, gated or not, forward and backward."""
+"""The activation family (optional ops): activation functions, gated or not, and their composition in plain torch."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
 
-from te_hal.dispatch import entry
+from te_hal.dispatch import entry, register_composition
+from te_hal.ops.activation_formulas import FORMULAS, GATES, swish
 from te_hal.schema.activation import ACTIVATION_BWD, ACTIVATION_FWD
 
-if TYPE_CHECKING:
-    import torch
+# The parameters of clamped_swiglu where a call leaves them out, as Transformer Engine has them.
+_LIMIT, _ALPHA, _LINEAR_OFFSET = 7.0, 1.702, 1.0
 
 _enter_activation_fwd = entry(ACTIVATION_FWD)
 _enter_activation_bwd = entry(ACTIVATION_BWD)
@@ -91,3 +92,78 @@ def activation_bwd(
         out_dtype=out_dtype,
     )
     return result
+
+
+def _compose_fwd(
+    input: torch.Tensor,
+    *,
+    activation: str,
+    limit: float | None = None,
+    alpha: float | None = None,
+    glu_linear_offset: float | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The composition of activation_fwd: V1, gated kinds V2, clamped_swiglu V3."""
+    values = input.to(torch.float32)
+    if activation in FORMULAS:
+        result = FORMULAS[activation].value(values)
+    elif activation in GATES:
+        gate, linear = _halves(values)
+        result = FORMULAS[GATES[activation]].value(gate) * linear
+    else:
+        limit, alpha, offset = _clamped_parameters(limit, alpha, glu_linear_offset)
+        gate, linear = _halves(values)
+        result = swish(alpha).value(gate.clamp(max=limit)) * (linear.clamp(-limit, limit) + offset)
+    return result.to(out_dtype or input.dtype)
+
+
+def _compose_bwd(
+    grad_output: torch.Tensor,
+    input: torch.Tensor,
+    *,
+    activation: str,
+    limit: float | None = None,
+    alpha: float | None = None,
+    glu_linear_offset: float | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The composition of activation_bwd; for gated kinds both halves' gradients side by side, as the input has them."""
+    grad, values = grad_output.to(torch.float32), input.to(torch.float32)
+    if activation in FORMULAS:
+        result = grad * FORMULAS[activation].slope(values)
+    elif activation in GATES:
+        formula = FORMULAS[GATES[activation]]
+        gate, linear = _halves(values)
+        result = torch.cat((grad * linear * formula.slope(gate), grad * formula.value(gate)), -1)
+    else:
+        parameters = _clamped_parameters(limit, alpha, glu_linear_offset)
+        result = torch.cat(_clamped_swiglu_grads(grad, *_halves(values), *parameters), -1)
+    return result.to(out_dtype or input.dtype)
+
+
+def _clamped_swiglu_grads(
+    grad: torch.Tensor, gate: torch.Tensor, linear: torch.Tensor, limit: float, alpha: float, offset: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of both halves: 0 where a clamp took hold, passed on at its very edge (V3)."""
+    formula = swish(alpha)
+    clamped_gate = gate.clamp(max=limit)
+    grad_gate = grad * (linear.clamp(-limit, limit) + offset) * formula.slope(clamped_gate)
+    grad_linear = grad * formula.value(clamped_gate)
+    return grad_gate.masked_fill(gate > limit, 0.0), grad_linear.masked_fill(linear.abs() > limit, 0.0)
+
+
+def _halves(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    half = values.shape[-1] // 2
+    return values[..., :half], values[..., half:]
+
+
+def _clamped_parameters(limit: float | None, alpha: float | None, offset: float | None) -> tuple[float, float, float]:
+    return (
+        _LIMIT if limit is None else limit,
+        _ALPHA if alpha is None else alpha,
+        _LINEAR_OFFSET if offset is None else offset,
+    )
+
+
+register_composition("activation_fwd", _compose_fwd)
+register_composition("activation_bwd", _compose_bwd)

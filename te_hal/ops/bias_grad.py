@@ -1,14 +1,11 @@
-"""Gradient of a bias, an optional op of the gemm family."""
+"""Gradient of a bias, an optional op of the gemm family, and its composition in plain torch."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
 
-from te_hal.dispatch import entry
+from te_hal.dispatch import entry, register_composition
 from te_hal.schema.gemm import BIAS_GRAD
-
-if TYPE_CHECKING:
-    import torch
 
 _enter_bias_grad = entry(BIAS_GRAD)
 
@@ -30,3 +27,11 @@ def bias_grad(grad_output: torch.Tensor, *, out_dtype: torch.dtype | None = None
     kernel = _enter_bias_grad(grad_output, out_dtype)
     result: torch.Tensor = kernel(grad_output, out_dtype=out_dtype)
     return result
+
+
+def _compose(grad_output: torch.Tensor, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The composition of bias_grad (G5)."""
+    return torch.sum(grad_output, 0, dtype=torch.float32).to(out_dtype or grad_output.dtype)
+
+
+register_composition("bias_grad", _compose)
