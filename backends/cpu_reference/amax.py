@@ -1,4 +1,4 @@
-"""amax and compute_scale in plain torch (docs/numerics.md, rules A1 and S1-S4)."""
+"""amax and compute_scale in plain torch (docs/numerics.md, A1 and S1 to S4)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import torch
 from te_hal.backends.cpu_reference.chunks import as_rows, row_spans
 from te_hal.schema.formats import FLOAT32_MAX
 
-_MAGNITUDE_BITS = 0x7FFFFFFF
-_SIGN_AND_EXPONENT_BITS = -0x800000  # 0xFF800000 as int32
+_INFINITY = float("inf")
+_ALL_BUT_SIGN = 0x7FFFFFFF
+_ALL_BUT_MANTISSA = -0x800000  # 0xFF800000 as an int32
 
 
 def amax(input: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -21,7 +22,8 @@ def amax(input: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tenso
     Returns:
         ``out`` where given, else a new fp32 tensor of shape ``[1]``. Of an empty or all-NaN tensor: 0.
     """
-    found = _largest(input)
+    values = input.detach()
+    found = amax_of_extremes([torch.aminmax(values)] if values.numel() else [], values)
     if out is None:
         return found
     accumulate(out, found)
@@ -29,30 +31,23 @@ def amax(input: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tenso
 
 
 def accumulate(running: torch.Tensor, found: torch.Tensor) -> None:
-    """``running = max(running, found)`` in place for one-element tensors; a NaN in ``running`` gives way (A1)."""
+    """``running = max(running, found)`` in place, for one element each; a NaN in ``running`` gives way (A1)."""
     running.copy_(torch.fmax(running, found.view(running.shape)))
 
 
-def extremes_to_amax(extremes: list[tuple[torch.Tensor, torch.Tensor]], input: torch.Tensor) -> torch.Tensor:
-    """Amax ``[1]`` of ``input`` from the (min, max) pairs of all its pieces.
+def amax_of_extremes(extremes: list[tuple[torch.Tensor, torch.Tensor]], input: torch.Tensor) -> torch.Tensor:
+    """Amax ``[1]`` of ``input`` from the (min, max) pairs of its pieces.
 
-    aminmax carries NaN along. That is used as the sign that there is one; only then a second pass ignores them.
+    A NaN passes through aminmax. It serves as the sign that there is one: only then a second pass leaves NaN out.
     """
-    largest = torch.stack([end for pair in extremes for end in pair]).abs().amax().float().view(1)
-    return _largest_without_nan(input) if largest.isnan() else largest
-
-
-def _largest(input: torch.Tensor) -> torch.Tensor:
-    if input.numel() == 0:
+    if not extremes:
         return torch.zeros(1, dtype=torch.float32, device=input.device)
-    return extremes_to_amax([torch.aminmax(input)], input)
-
-
-def _largest_without_nan(input: torch.Tensor) -> torch.Tensor:
-    rows = as_rows(input)
-    infinity = float("inf")
-    pieces = [rows[span].nan_to_num(nan=0.0, posinf=infinity, neginf=-infinity) for span in row_spans(rows)]
-    return torch.stack([end for piece in pieces for end in torch.aminmax(piece)]).abs().amax().float().view(1)
+    largest = torch.stack([end for pair in extremes for end in pair]).abs().amax().float().view(1)
+    if largest.isnan():
+        rows = as_rows(input)
+        pieces = (rows[span].nan_to_num(nan=0.0, posinf=_INFINITY, neginf=-_INFINITY) for span in row_spans(rows))
+        return amax_of_extremes([torch.aminmax(piece) for piece in pieces], input)
+    return largest
 
 
 def compute_scale(
@@ -76,14 +71,20 @@ def compute_scale(
         fp32, shape of ``amax``: 1 where amax is zero, infinite or NaN (S2).
     """
     floored = torch.where(amax < epsilon, epsilon, amax)
-    scale = torch.full_like(floored, fp8_max) / floored
-    scale = torch.where(scale == float("inf"), value_for_inf, scale)
+    scale = divide(fp8_max, floored, value_for_inf)
     scale = torch.where(is_zero(floored) | ~torch.isfinite(floored), 1.0, scale)
-    if power_of_2:
-        scale = (scale.view(torch.int32) & _SIGN_AND_EXPONENT_BITS).view(torch.float32)
-    return scale
+    return (scale.view(torch.int32) & _ALL_BUT_MANTISSA).view(torch.float32) if power_of_2 else scale
+
+
+def divide(fp8_max: float, amax: torch.Tensor, value_for_inf: float) -> torch.Tensor:
+    """``fp8_max / amax`` as one IEEE division, ``value_for_inf`` where that overflows (S3).
+
+    Both sides are tensors: torch computes ``number / tensor`` as a reciprocal and a product, which rounds twice.
+    """
+    quotient = torch.full_like(amax, fp8_max) / amax
+    return torch.where(quotient == _INFINITY, value_for_inf, quotient)
 
 
 def is_zero(values: torch.Tensor) -> torch.Tensor:
-    """Where fp32 values are zero, told from the bits: subnormals are not, even if the process flushes them (S2)."""
-    return (values.contiguous().view(torch.int32) & _MAGNITUDE_BITS) == 0
+    """Where fp32 values are zero, read from the bits: a subnormal is not, even in a process that flushes them (S2)."""
+    return (values.view(torch.int32) & _ALL_BUT_SIGN) == 0
