@@ -31,13 +31,6 @@ _KERNELS = (
     norm.rmsnorm_bwd,
     softmax.softmax_fwd,
     softmax.softmax_bwd,
-    gemm.gemm,
-    norm.layernorm_fwd,
-    norm.layernorm_bwd,
-    norm.rmsnorm_fwd,
-    norm.rmsnorm_bwd,
-    softmax.softmax_fwd,
-    softmax.softmax_bwd,
 )
 
 
