@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from te_hal.schema.formats import FLOATS
-from te_hal.schema.op import REQUIRED, Contract, Family, Flag, FlagType, Operand, OpSchema, Output, Rule
+from te_hal.schema.op import REQUIRED, Contract, Family, Flag, FlagType, Operand, OpSchema, Output, Rule, one_rounding
 
 UNGATED = ("gelu", "qgelu", "relu", "srelu", "silu")
 GATED = ("geglu", "glu", "qgeglu", "reglu", "sreglu", "swiglu", "clamped_swiglu")
@@ -37,7 +35,7 @@ _RULES = (
 _CONTRACT = Contract(
     ("V1", "V2", "V3"),
     "computed in fp32, one rounding",
-    bound={torch.float32: 1e-6, torch.float16: 6e-4, torch.bfloat16: 3e-3},
+    bound=one_rounding(1e-6),
 )
 
 ACTIVATION_FWD = OpSchema(

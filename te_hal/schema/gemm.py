@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from te_hal.schema.formats import E4M3, E5M2, FLOATS
-from te_hal.schema.op import Contract, Family, Flag, FlagType, Operand, OpSchema, Output, Rule
+from te_hal.schema.op import Contract, Family, Flag, FlagType, Operand, OpSchema, Output, Rule, one_rounding
 
 #: The three products of a linear layer y = x @ w.T, by what they make.
 LAYOUTS = ("fprop", "dgrad", "wgrad")
@@ -77,8 +75,8 @@ GEMM = OpSchema(
     ),
     contract=Contract(
         ("G1", "G2", "G3", "G4"),
-        "products are exact, sums are fp32 in any order, one rounding to the output dtype",
-        bound={torch.float32: 3e-6, torch.float16: 6e-4, torch.bfloat16: 3e-3},
+        "products are exact, sums are fp32 in any order (one after the other up to K = 8192), one rounding",
+        bound=one_rounding(3e-6),
     ),
 )
 
@@ -100,8 +98,8 @@ BIAS_GRAD = OpSchema(
     outputs=(Output("grad_bias", "N", "out_dtype|grad_output", "shape [N]"),),
     contract=Contract(
         ("G5",),
-        "an fp32 sum in any order, one rounding",
-        bound={torch.float32: 1e-5, torch.float16: 6e-4, torch.bfloat16: 3e-3},
+        "an fp32 sum in any order (one after the other up to M = 8192), one rounding",
+        bound=one_rounding(3e-6),
     ),
     optional=True,
 )

@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 
 from te_hal.schema.formats import FLOATS
-from te_hal.schema.op import Contract, Family, Flag, FlagType, Operand, OpSchema, Output
+from te_hal.schema.op import Contract, Family, Flag, FlagType, Operand, OpSchema, Output, one_rounding
 
 #: No causal mask; query i sees keys up to i; query i sees keys up to i + (Sk - Sq).
 CAUSAL = ("none", "top_left", "bottom_right")
 
 _CONTRACT = Contract(
     ("X1", "X2", "X3", "X4"),
-    "fp32 exponentials and sums, one rounding",
-    bound={torch.float32: 2e-6, torch.float16: 6e-4, torch.bfloat16: 3e-3},
+    "fp32 exponentials and sums, one rounding; scaled scores within +-16, whose fp32 rounding enters the exponent",
+    bound=one_rounding(2e-6),
 )
 _SCALE = Flag("scale", FlagType.FLOAT, 1.0, "multiplies the input before the exponential, in fp32")
 
