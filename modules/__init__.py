@@ -1,1 +1,104 @@
-"""The `nn.Module`s, under the names and arguments of Transformer Engine."""
+"""Modules under Transformer Engine's names: ``import te_hal.modules as te``."""
+
+from __future__ import annotations
+
+from te_hal.modules.layernorm import LayerNorm
+from te_hal.modules.linear import Linear
+from te_hal.modules.rmsnorm import RMSNorm
+from te_hal.modules.saved import prepare_for_saving, restore_from_saved
+from te_hal.quantization import (
+    Float8CurrentScalingQuantizer,
+    Float8Quantizer,
+    Float8Tensor,
+    FP8GlobalStateManager,
+    QuantizedStorage,
+    Quantizer,
+    autocast,
+    fp8_autocast,
+    get_default_recipe,
+)
+from te_hal.schema.errors import NotBuiltError
+from te_hal.schema.formats import DType
+
+__all__ = [
+    "DType",
+    "FP8GlobalStateManager",
+    "Float8CurrentScalingQuantizer",
+    "Float8Quantizer",
+    "Float8Tensor",
+    "LayerNorm",
+    "Linear",
+    "QuantizedStorage",
+    "Quantizer",
+    "RMSNorm",
+    "autocast",
+    "fp8_autocast",
+    "get_default_recipe",
+    "prepare_for_saving",
+    "restore_from_saved",
+]
+
+#: Names of transformer_engine.pytorch that are not built yet.
+_LATER = (
+    "CudaRNGStatesTracker",
+    "DelayedScalingRequest",
+    "DotProductAttention",
+    "Float8BlockQuantizer",
+    "Float8BlockwiseQTensor",
+    "Fp8Padding",
+    "Fp8Unpadding",
+    "GroupedLinear",
+    "HybridQuantizer",
+    "IdentityQuantizer",
+    "InferenceParams",
+    "LayerNormLinear",
+    "LayerNormMLP",
+    "MXFP8Quantizer",
+    "MXFP8Tensor",
+    "MultiheadAttention",
+    "NVFP4Quantizer",
+    "NVFP4Tensor",
+    "QuantizedTensor",
+    "QuantizedTensorStorage",
+    "QuantizerRequest",
+    "QuantizerRole",
+    "RotaryPositionEmbedding",
+    "TransformerLayer",
+    "checkpoint",
+    "deinterleave_glu_tensor",
+    "destroy_ub",
+    "fp8_model_init",
+    "get_cpu_offload_context",
+    "initialize_ub",
+    "interleave_glu_tensor",
+    "is_bf16_available",
+    "is_fp8_available",
+    "is_fp8_block_scaling_available",
+    "is_mxfp8_available",
+    "is_nvfp4_available",
+    "make_graphed_callables",
+    "mark_not_offload",
+    "moe_permute",
+    "moe_permute_and_pad_with_probs",
+    "moe_permute_with_probs",
+    "moe_sort_chunks_by_index",
+    "moe_sort_chunks_by_index_with_probs",
+    "moe_unpermute",
+    "onnx_export",
+    "ops",
+    "optimizers",
+    "parallel_cross_entropy",
+    "quantized_model_init",
+)
+
+
+def __getattr__(name: str) -> object:
+    if name in _LATER:
+        raise NotBuiltError(
+            f"te_hal.modules.{name}",
+            got="a name that is not built yet",
+            accepted=", ".join(__all__),
+            todo="see README.md for what is planned",
+        )
+    msg = f"module 'te_hal.modules' has no attribute {name!r}"
+    raise AttributeError(msg)

@@ -39,19 +39,19 @@ class Float8Tensor(torch.Tensor):
     quantized_storage: QuantizedStorage
     _quantizer: Quantizer | None
 
-    @staticmethod
     def __new__(
-        cls: type[Float8Tensor],
+        cls,
         storage: QuantizedStorage,
         *,
         quantizer: Quantizer | None = None,
         requires_grad: bool = False,
     ) -> Float8Tensor:
+        """Wrap a storage; see the class."""
         made: Float8Tensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined] # noqa: SLF001 - torch's documented way
             cls, storage.shape, dtype=storage.dtype, device=storage.device, requires_grad=requires_grad
         )
         made.quantized_storage = storage
-        made._quantizer = quantizer  # noqa: SLF001 - own attribute
+        made._quantizer = quantizer
         return made
 
     @property

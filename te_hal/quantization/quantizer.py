@@ -79,7 +79,8 @@ class Quantizer(abc.ABC):
 
         Args:
             tensor: any shape; fp32, fp16 or bf16.
-            rowwise, columnwise: the copies to make.
+            rowwise: make the rowwise copy.
+            columnwise: make the columnwise copy.
             out: storage to refill in place, with just these copies.
             kernels: who computes.
         """

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
-from te_hal.dispatch import Backend, forced_backend
-from te_hal.recipe import Recipe
+from te_hal.dispatch import ANY_DEVICE, forced_backend
 from te_hal.schema.errors import UnsupportedError
-from te_hal.schema.formats import ColumnwiseOrder
 from te_hal.schema.storage import StorageKind
-from te_hal.schema.support import Call, Support
+from te_hal.schema.support import SUPPORTED, Call, Support
+
+if TYPE_CHECKING:
+    from te_hal.dispatch import Backend
+    from te_hal.recipe import Recipe
 
 #: Per layout, whether operands a and b are forward tensors (else gradients).
 _FORWARD_OPERANDS = {"fprop": (True, True), "dgrad": (False, True), "wgrad": (False, True)}
@@ -21,7 +25,7 @@ def recipe_support(recipe: Recipe, backend: Backend, device: torch.device) -> Su
         answer = backend.supports(call)
         if not answer:
             return answer
-    return Support()
+    return SUPPORTED
 
 
 def check_forced_backend(recipe: Recipe) -> None:
@@ -33,7 +37,7 @@ def check_forced_backend(recipe: Recipe) -> None:
     backend = forced_backend()
     if backend is None:
         return
-    device = torch.device("cpu") if "*" in backend.serves else torch.device(min(backend.serves))
+    device = torch.device("cpu") if ANY_DEVICE in backend.serves else torch.device(min(backend.serves))
     answer = recipe_support(recipe, backend, device)
     if not answer:
         raise UnsupportedError(
@@ -45,7 +49,7 @@ def check_forced_backend(recipe: Recipe) -> None:
 
 
 def _calls(recipe: Recipe, backend: Backend, device: torch.device) -> list[Call]:
-    order: ColumnwiseOrder = backend.columnwise_order
+    order = backend.columnwise_order
     mode = recipe.scaling_mode
     calls = []
     for forward in (True, False):

@@ -36,6 +36,7 @@ class DelayedScalingState:
     Attributes:
         scale: fp32 ``[n]``, starts at 1.
         amax_history: fp32 ``[amax_history_len, n]``, starts at 0. Row 0 is the running amax.
+        numerator: what amax divides to give a scale, by the margin and format the state was built for.
     """
 
     def __init__(self, recipe: DelayedScaling, roles: Sequence[str], *, forward: bool, device: torch.device) -> None:
@@ -43,6 +44,7 @@ class DelayedScalingState:
         self.roles = tuple(roles)
         self.forward = forward
         self.format = recipe.element_format(forward=forward)
+        self.numerator = self.format.max * 2.0**-recipe.margin
         self.scale = torch.ones(len(roles), dtype=torch.float32, device=device)
         self.amax_history = torch.zeros(recipe.amax_history_len, len(roles), dtype=torch.float32, device=device)
 
@@ -98,7 +100,7 @@ class DelayedScalingState:
         self.scale.copy_(scale)
 
     def _default_scale(self, amax: torch.Tensor) -> torch.Tensor:
-        numerator = torch.full_like(amax, self.format.max * 2.0**-self.recipe.margin)
+        numerator = torch.full_like(amax, self.numerator)
         scale = (numerator / amax).clamp(max=FLOAT32_MAX)
         return torch.where((amax > 0) & torch.isfinite(amax), scale, self.scale)
 

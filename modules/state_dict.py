@@ -1,0 +1,53 @@
+"""Checkpoint manners shared by all modules: plain torch weights load strictly, extra state is always a tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from te_hal.quantization import extra_state
+from te_hal.schema.errors import CheckpointError
+
+_SUFFIX = torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX  # noqa: SLF001 - torch's name for the key
+
+
+class OptionalExtraState(torch.nn.Module):
+    """Mixin: ``_extra_state`` is a CPU uint8 tensor, and a state dict without it loads strictly."""
+
+    def get_extra_state(self) -> torch.Tensor:
+        """No state: a uint8 tensor of no elements."""
+        return extra_state.empty()
+
+    def set_extra_state(self, state: object) -> None:
+        """Accept an empty state.
+
+        Raises:
+            CheckpointError: the entry holds something, which belongs to another module.
+        """
+        if state is not None and extra_state.unpack(state, type(self).__name__) is not None:
+            raise CheckpointError(
+                f"{type(self).__name__}: _extra_state",
+                got="scaling state",
+                accepted="an empty entry: this module has none",
+                todo="load a checkpoint of the same model",
+            )
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        super()._load_from_state_dict(  # type: ignore[no-untyped-call]
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        key = prefix + _SUFFIX
+        if key in missing_keys:
+            missing_keys.remove(key)
+            if any(name.startswith(prefix) for name in state_dict):
+                self.set_extra_state(None)
