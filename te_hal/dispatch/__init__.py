@@ -9,16 +9,14 @@ A backend is one object, returned by the function that its package's entry point
 """
 
 from te_hal.dispatch.backend import ANY_DEVICE, Backend, GemmCopies
+from te_hal.dispatch.choice import backend_for, forced_backend, get_backend
 from te_hal.dispatch.fallback import FallbackWarning, fallback_report
 from te_hal.dispatch.inventory import BackendInfo, list_backends
 from te_hal.dispatch.policy import Policy
 from te_hal.dispatch.registry import register_backend, register_composition
 from te_hal.dispatch.resolution import Resolved, entry, resolve
 from te_hal.dispatch.selection import (
-    backend_for,
     current_memo,
-    forced_backend,
-    get_backend,
     get_policy,
     reset,
     set_backend,

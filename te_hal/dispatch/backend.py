@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from te_hal.schema.formats import ColumnwiseOrder
 from te_hal.schema.support import SUPPORTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from te_hal.schema.formats import ElementFormat, ScalingMode
     from te_hal.schema.support import Call, Support
@@ -64,6 +66,11 @@ class Backend:
     gemm_copies: Callable[[str, ElementFormat, ScalingMode], GemmCopies] = reads_rowwise
     columnwise_order: ColumnwiseOrder = ColumnwiseOrder.TRANSPOSED
     description: str = ""
+
+    def __post_init__(self) -> None:
+        # What registration has checked must stay what it was.
+        if isinstance(self.kernels, Mapping):
+            object.__setattr__(self, "kernels", MappingProxyType(dict(self.kernels)))
 
     def takes(self, device_type: str) -> bool:
         """Whether it serves tensors on a device of this type."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,13 @@ def attempt(function: Callable[[], T]) -> tuple[T | None, str]:
     try:
         return function(), ""
     except Exception as error:  # noqa: BLE001 - see above
-        return None, f"{type(error).__name__}: {error}"
+        return None, _say(error)
+
+
+def _say(error: BaseException) -> str:
+    """Type and text of an error and of its causes: a wrapper must not hide what really went wrong."""
+    text = f"{type(error).__name__}: {error}"
+    return text if error.__cause__ is None else f"{text} (from {_say(error.__cause__)})"
 
 
 def discover(check: Callable[[Backend], None]) -> tuple[dict[str, Backend], dict[str, str]]:
@@ -47,12 +54,15 @@ def discover(check: Callable[[Backend], None]) -> tuple[dict[str, Backend], dict
     """
     found: dict[str, Backend] = {}
     failures: dict[str, str] = {}
-    for name, claims in sorted(_claims(metadata.entry_points(group=GROUP)).items()):
+    points, reason = attempt(_entry_points)
+    if points is None:
+        return found, {GROUP: f"the installed metadata cannot be read: {reason}"}
+    for name, claims in sorted(_claims(points).items()):
         if len(claims) > 1:
             owners = ", ".join(sorted(_owner(point) for point in claims))
             failures[name] = f"several distributions claim this name ({owners}); uninstall all but one"
             continue
-        backend, reason = attempt(lambda point=claims[0]: _load(point, check))  # type: ignore[misc]
+        backend, reason = attempt(partial(_load, claims[0], check))
         if backend is None:
             failures[name] = f"failed to load from {claims[0].value}: {reason}"
         else:
@@ -60,6 +70,10 @@ def discover(check: Callable[[Backend], None]) -> tuple[dict[str, Backend], dict
     if not found and not failures:
         failures[GROUP] = NO_ENTRY_POINTS
     return found, failures
+
+
+def _entry_points() -> list[metadata.EntryPoint]:
+    return list(metadata.entry_points(group=GROUP))
 
 
 def _claims(points: Iterable[metadata.EntryPoint]) -> dict[str, list[metadata.EntryPoint]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import warnings
@@ -52,6 +53,7 @@ def counted(op: str, source: str, target: str, kernel: Callable[..., Any]) -> Ca
     """
     key = (op, source, target)
 
+    @functools.wraps(kernel)
     def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passes on what the op's schema says
         with _RECORD.lock:
             _RECORD.counts[key] = _RECORD.counts.get(key, 0) + 1

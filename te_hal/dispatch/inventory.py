@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from te_hal.dispatch import registry, selection
+from te_hal.dispatch import choice, registry, selection
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def list_backends() -> list[BackendInfo]:
         for name, reason in known.failures.items()
     }
     answers = {name: registry.ask_usable(backend, afresh=True) for name, backend in known.backends.items()}
-    claimants = selection.claims(torch.get_default_device().type)
+    claimants = choice.claims(torch.get_default_device().type)
     for name, backend in known.backends.items():
         rows[name] = BackendInfo(
             name,

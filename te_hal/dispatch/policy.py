@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -25,25 +25,34 @@ class Policy:
     fallback: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.per_op, Mapping):
+        per_op: object = self.per_op
+        if not isinstance(per_op, Mapping) or not _all_text([*per_op, *per_op.values()]):
             raise ArgumentError(
-                "Policy: per_op", got=repr(self.per_op), accepted="a mapping of op to backend", todo="pass a dict"
+                "Policy: per_op",
+                got=repr(per_op),
+                accepted="a mapping of op names to backend names",
+                todo="pass a dict",
             )
-        if isinstance(self.fallback, str):
+        names: object = self.fallback
+        if not isinstance(names, (tuple, list)) or not _all_text(names):
             raise ArgumentError(
                 "Policy: fallback",
-                got=repr(self.fallback),
-                accepted="a sequence of backend names",
-                todo=f"write ({self.fallback!r},)",
+                got=repr(names),
+                accepted="a tuple of backend names, best first",
+                todo="write ('name',)",
             )
-        object.__setattr__(self, "per_op", MappingProxyType(dict(self.per_op)))
-        object.__setattr__(self, "fallback", tuple(self.fallback))
+        object.__setattr__(self, "per_op", MappingProxyType(dict(per_op)))
+        object.__setattr__(self, "fallback", tuple(names))
 
     def __hash__(self) -> int:
         return hash((frozenset(self.per_op.items()), self.fallback))
 
     def __reduce__(self) -> tuple[object, ...]:
         return (Policy, (dict(self.per_op), self.fallback))
+
+
+def _all_text(values: Iterable[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def check_names(policy: Policy, where: str) -> None:

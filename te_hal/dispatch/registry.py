@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from te_hal.dispatch import discovery
 from te_hal.dispatch.backend import ANY_DEVICE, Backend
 from te_hal.dispatch.signature import check_signature
 from te_hal.schema.catalog import SCHEMAS
-from te_hal.schema.errors import ArgumentError, RegistrationError, StateError
+from te_hal.schema.errors import RegistrationError, StateError
 from te_hal.schema.formats import ColumnwiseOrder
 from te_hal.schema.support import Code, Support
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @dataclass(frozen=True)
@@ -46,6 +44,9 @@ class _Registry:
 
     def publish(self, tables: Tables) -> None:
         self.tables = tables
+        self.changed()
+
+    def changed(self) -> None:
         for notify in self.on_change:
             notify()
 
@@ -146,16 +147,17 @@ def register_composition(op: str, function: Callable[..., Any]) -> None:
 def ask_usable(backend: Backend, *, afresh: bool = False) -> Support:
     """Whether a backend works on this machine. Remembered, as the question may be slow, unless asked afresh."""
     answers = tables().answers
-    answer = answers.get(backend.name)
-    if answer is None or afresh:
-        found, reason = discovery.attempt(backend.usable)
-        if isinstance(found, Support):
-            answer = found
-        else:
-            got = reason or f"answered {found!r}, which is no Support"
-            answer = Support.no(Code.ENVIRONMENT, f"its usable() {got}" if not reason else f"its usable() raised {got}")
-        answers[backend.name] = answer
-    return answer
+    known = answers.get(backend.name)
+    if known is not None and not afresh:
+        return known
+    found, reason = discovery.attempt(backend.usable)
+    if not isinstance(found, Support):
+        reason = reason or f"answered {found!r}, which is no Support"
+        found = Support.no(Code.ENVIRONMENT, f"its usable() failed: {reason}")
+    answers[backend.name] = found
+    if known is not None and bool(known) != bool(found):
+        REGISTRY.changed()
+    return found
 
 
 def check_backend(backend: Backend) -> None:
@@ -172,10 +174,13 @@ def check_backend(backend: Backend) -> None:
             todo="see docs/backends.md",
         )
     owner = f"backend {backend.name}"
-    for name, right, accepted in _field_checks(backend):
-        if not right:
+    for name, is_right, accepted in _FIELDS:
+        if not is_right(backend):
             raise RegistrationError(
-                f"{owner}: {name}", got=repr(getattr(backend, name)), accepted=accepted, todo="see docs/backends.md"
+                f"{owner}: {name}",
+                got=repr(getattr(backend, name)),
+                accepted=accepted,
+                todo="see docs/backends.md",
             )
     for op, function in backend.kernels.items():
         if op not in SCHEMAS:
@@ -185,26 +190,25 @@ def check_backend(backend: Backend) -> None:
         check_signature(owner, SCHEMAS[op], function)
 
 
-def _field_checks(backend: Backend) -> list[tuple[str, bool, str]]:
-    def device_types(value: object) -> bool:
-        return isinstance(value, frozenset) and all(isinstance(v, str) and v for v in value)
+def _device_types(value: object) -> bool:
+    return isinstance(value, frozenset) and all(isinstance(item, str) and item for item in value)
 
-    serves, default_for = backend.serves, backend.default_for
-    return [
-        ("name", isinstance(backend.name, str) and backend.name.isidentifier(), "a Python identifier"),
-        ("kernels", hasattr(backend.kernels, "items"), "a mapping from op names to functions"),
-        ("serves", device_types(serves) and bool(serves), "a frozenset of device types, not empty"),
-        ("default_for", device_types(default_for), "a frozenset of device types, which may be empty"),
-        (
-            "default_for",
-            device_types(default_for)
-            and ANY_DEVICE not in default_for
-            and (ANY_DEVICE in serves or default_for <= serves),
-            "device types that it serves, each by name",
-        ),
-        ("supports", callable(backend.supports), "a function from a Call to a Support"),
-        ("usable", callable(backend.usable), "a function without arguments that gives a Support"),
-        ("gemm_copies", callable(backend.gemm_copies), "a function of layout, format and mode"),
-        ("columnwise_order", backend.columnwise_order in tuple(ColumnwiseOrder), "a ColumnwiseOrder"),
-        ("description", isinstance(backend.description, str), "a line of text"),
-    ]
+
+def _claims_only_served(backend: Backend) -> bool:
+    claimed = backend.default_for
+    return ANY_DEVICE not in claimed and all(backend.takes(device_type) for device_type in claimed)
+
+
+#: Field of a Backend, whether it is right, and what would be. In order: a later one may rely on an earlier one.
+_FIELDS: tuple[tuple[str, Callable[[Backend], bool], str], ...] = (
+    ("name", lambda b: isinstance(b.name, str) and b.name.isidentifier(), "a Python identifier"),
+    ("kernels", lambda b: isinstance(b.kernels, Mapping), "a mapping of op names to functions"),
+    ("serves", lambda b: bool(b.serves) and _device_types(b.serves), "a frozenset of device types, not empty"),
+    ("default_for", lambda b: _device_types(b.default_for), "a frozenset of device types, which may be empty"),
+    ("default_for", _claims_only_served, "device types that it serves, each by name"),
+    ("supports", lambda b: callable(b.supports), "a function from a Call to a Support"),
+    ("usable", lambda b: callable(b.usable), "a function without arguments that gives a Support"),
+    ("gemm_copies", lambda b: callable(b.gemm_copies), "a function of layout, format and mode"),
+    ("columnwise_order", lambda b: b.columnwise_order in tuple(ColumnwiseOrder), "a ColumnwiseOrder"),
+    ("description", lambda b: isinstance(b.description, str), "a line of text"),
+)

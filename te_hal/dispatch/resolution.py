@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from te_hal.dispatch import fallback, fork, policy as policies, registry, selection
+from te_hal.dispatch import choice, fallback, fork, registry, selection
+from te_hal.dispatch import policy as policies
 from te_hal.schema.checks import compile_entry
 from te_hal.schema.errors import StateError, UnsupportedError
 from te_hal.schema.support import Code, Support
@@ -70,7 +71,7 @@ def _on_miss(schema: OpSchema, key: tuple[object, ...] | None, arguments: dict[s
 
 def _resolve(call: Call, chosen: Selection) -> Resolved:
     policies.check_names(chosen.policy, chosen.policy_by)
-    first = selection.choose(chosen, call.device, call.op)
+    first = choice.choose(chosen, call.device, call.op)
     answer = _ask(first, call)
     if answer:
         fork.note_use(first.name, call.device)

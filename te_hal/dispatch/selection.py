@@ -7,18 +7,15 @@ import os
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from te_hal.dispatch import fallback, listing, policy as policies, registry
+from te_hal.dispatch import fallback, listing, registry
+from te_hal.dispatch import policy as policies
 from te_hal.dispatch.policy import Policy
 from te_hal.schema.environment import ENVIRONMENT
-from te_hal.schema.errors import ArgumentTypeError, BackendUnavailableError, StateError
+from te_hal.schema.errors import ArgumentTypeError, StateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
-
-    from te_hal.dispatch.backend import Backend
 
     Memo = dict[tuple[object, ...], Callable[..., Any]]
 
@@ -74,9 +71,11 @@ def current() -> Selection:
 
 
 def current_memo() -> Memo:
-    """The memo in force. Another object whenever another choice may result: after ``set_backend``, in and after a
-    scope, after a change of policy, a registration, or a fork. Keep it beside a resolved kernel and compare by
-    identity to learn whether the kernel is still right.
+    """The memo in force: another object whenever another choice may result.
+
+    That is so after ``set_backend``, in a scope and after it, after a change of policy, a registration and a fork.
+    Whoever keeps a resolved kernel keeps this object beside it, and compares by identity to learn whether the
+    kernel is still the right one.
     """
     scopes = _SCOPES.get()
     return scopes[-1].memo if scopes else _IN_FORCE.process.memo
@@ -93,7 +92,7 @@ def set_backend(name: str | None) -> None:
         StateError: called inside ``use_backend`` or ``use_policy``, where it would have no effect.
     """
     _refuse_in_scope("te_hal.set_backend")
-    _check_backend(name, "te_hal.set_backend")
+    _check_backend(name, "te_hal.set_backend", afresh=True)
     with registry.REGISTRY.lock:
         old = _IN_FORCE.process
         _IN_FORCE.process = _IN_FORCE.selection(name, "te_hal.set_backend", old.policy, old.policy_by)
@@ -102,8 +101,9 @@ def set_backend(name: str | None) -> None:
 def use_backend(name: str | None) -> contextlib.AbstractContextManager[None]:
     """Force a backend inside a ``with`` block (or a decorated function), in this thread and task only.
 
-    Blocks nest; the innermost counts. None lifts the forcing inside the block. A thread started inside
-    the block does not inherit it.
+    Blocks nest; the innermost counts. None lifts the forcing inside the block. A thread started inside the block
+    does not inherit it, and neither do the threads in which autograd runs backward on a device: what runs there
+    records its backend in forward.
 
     Raises:
         BackendNotFoundError, BackendUnavailableError: on entry, as ``set_backend``.
@@ -141,67 +141,6 @@ def get_policy() -> Policy:
     return current().policy
 
 
-def get_backend() -> Backend:
-    """The backend in force for ``torch.get_default_device()``.
-
-    Raises:
-        BackendNotFoundError, BackendUnavailableError: none, or more than one; says what exists.
-    """
-    return backend_for(torch.get_default_device())
-
-
-def forced_backend() -> Backend | None:
-    """The backend that set_backend, use_backend or TE_HAL_BACKEND forces; None where the device decides.
-
-    Raises:
-        BackendNotFoundError, BackendUnavailableError: TE_HAL_BACKEND names one that cannot be used.
-    """
-    selection = current()
-    if selection.forced is None:
-        return None
-    return listing.find_usable(selection.forced, selection.forced_by)
-
-
-def backend_for(device: torch.device, op: str | None = None) -> Backend:
-    """The backend in force for tensors on a device, before any fallback.
-
-    Args:
-        device: where the tensors are.
-        op: if given, a policy's ``per_op`` entry comes first.
-
-    Raises:
-        BackendNotFoundError: TE_HAL_BACKEND names one that does not exist.
-        BackendUnavailableError: the forced one does not serve the device, nobody claims it, or several do.
-    """
-    return choose(current(), device, op)
-
-
-def choose(selection: Selection, device: torch.device, op: str | None) -> Backend:
-    """As :func:`backend_for`, under a given selection."""
-    sent_to = None if op is None else selection.policy.per_op.get(op)
-    if sent_to is not None:
-        return _serving(listing.find_usable(sent_to, selection.policy_by), device, selection.policy_by)
-    if selection.forced is not None:
-        return _serving(listing.find_usable(selection.forced, selection.forced_by), device, selection.forced_by)
-    claimants = claims(device.type)
-    if len(claimants) == 1:
-        return claimants[0]
-    names = ", ".join(backend.name for backend in claimants)
-    raise BackendUnavailableError(
-        f"backend for {device}",
-        got=f"{len(claimants)} backends that claim it unasked ({names})" if claimants else "none that claims it",
-        accepted=listing.say_all(),
-        todo="choose one with te_hal.set_backend(name)",
-    )
-
-
-def claims(device_type: str) -> list[Backend]:
-    """The usable backends that claim a device type unasked, by name."""
-    known = registry.tables().backends
-    asked = [known[name] for name in sorted(known) if device_type in known[name].default_for]
-    return [backend for backend in asked if registry.ask_usable(backend)]
-
-
 def reset() -> None:
     """Back to the state after import, for tests.
 
@@ -215,7 +154,6 @@ def reset() -> None:
     with registry.REGISTRY.lock:
         registry.forget_registered()
         _IN_FORCE.renew_memos()
-        _IN_FORCE.known.clear()
         _IN_FORCE.process = _IN_FORCE.start()
         fallback.forget()
 
@@ -247,14 +185,14 @@ def _with_policy(policy: Policy) -> Selection:
     return _IN_FORCE.selection(old.forced, old.forced_by, policy, "te_hal.use_policy")
 
 
-def _check_backend(name: str | None, where: str) -> None:
+def _check_backend(name: str | None, where: str, *, afresh: bool = False) -> None:
     if name is None:
         return
     if not isinstance(name, str):
         raise ArgumentTypeError(
             where, got=f"a {type(name).__name__}", accepted="a backend's name, or None", todo="pass its .name"
         )
-    listing.find_usable(name, where)
+    listing.find_usable(name, where, afresh=afresh)
 
 
 def _check_policy(policy: Policy, where: str) -> None:
@@ -263,17 +201,6 @@ def _check_policy(policy: Policy, where: str) -> None:
             where, got=f"a {type(policy).__name__}", accepted="a te_hal.Policy", todo="build one, or pass Policy()"
         )
     policies.check_usable(policy, where)
-
-
-def _serving(backend: Backend, device: torch.device, where: str) -> Backend:
-    if backend.takes(device.type):
-        return backend
-    raise BackendUnavailableError(
-        where,
-        got=f"tensors on {device} for backend {backend.name!r}",
-        accepted=f"tensors on {', '.join(sorted(backend.serves))}",
-        todo="move the tensors, or choose a backend that serves their device",
-    )
 
 
 def _refuse_in_scope(where: str) -> None:

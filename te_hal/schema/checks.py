@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     Kernel = Callable[..., Any]
     Memo = dict[tuple[object, ...], Kernel]
 
+# bool is here although it may be keyed: 1 finds the kernel remembered for True.
 _ALWAYS_CHECKED = {
     FlagType.FLOAT: ("type({0}) is not float", "check_number"),
     FlagType.OPTIONAL_FLOAT: ("{0} is not None and type({0}) is not float", "check_number"),
@@ -77,7 +78,7 @@ def entry_source(schema: OpSchema) -> str:
         f"        kernel = on_miss(SCHEMA, key, {arguments})",
     ]
     for flag in schema.flags:
-        if not flag.keyed and flag.type in _ALWAYS_CHECKED:
+        if flag.type in _ALWAYS_CHECKED:
             condition, check = _ALWAYS_CHECKED[flag.type]
             lines += [
                 f"    if {condition.format(flag.name)}:",
