@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from te_hal.quantization import Float8Tensor
 from te_hal.schema.errors import ArgumentError
 from te_hal.schema.formats import FLOATS
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
-def activation_dtype(module: str, input: torch.Tensor, parameters: dict[str, torch.Tensor]) -> torch.dtype:
+
+def activation_dtype(module: str, input: torch.Tensor, parameters: Mapping[str, torch.Tensor]) -> torch.dtype:
     """Find the activation dtype and refuse what does not fit together.
 
     Args:

@@ -273,7 +273,9 @@ class Linear(Fp8Module):
             )
         for quantizer in (*forward, *backward):
             quantizer.columnwise_order = plan.order
-        return Quantizers(*forward, *backward, backward_state=self.fp8_meta["scaling_bwd"])
+        of_input, of_weight, of_output = forward
+        grad_output, grad_input = backward
+        return Quantizers(of_input, of_weight, of_output, grad_output, grad_input, self.fp8_meta["scaling_bwd"])
 
     def _calibrate(self, inp: torch.Tensor, weight: torch.Tensor, frame: Frame) -> None:
         plain = inp.dequantize() if isinstance(inp, Float8Tensor) else inp
@@ -299,7 +301,7 @@ class Linear(Fp8Module):
         cached = self._fp8_workspaces.get("weight")
         if cached is None or cached.dtype != dtype or cached.columnwise_order != plan.order:
             return None
-        made = plan.weight_made
+        made = plan.copies.weight_made
         fits = (cached.kind.rowwise or not made.rowwise) and (cached.kind.columnwise or not made.columnwise)
         return cached.keep(rowwise=made.rowwise, columnwise=made.columnwise) if fits else None
 

@@ -13,6 +13,7 @@ from te_hal.modules.saved import prepare_for_saving, restore_from_saved
 from te_hal.quantization.copies import with_copies
 from te_hal.quantization.float8_quantizer import Float8Quantizer
 from te_hal.quantization.float8_tensor import Float8Tensor
+from te_hal.schema.errors import UnsupportedError
 from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class LinearFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Any,  # noqa: ANN401 - autograd's context
         input: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
@@ -99,8 +100,8 @@ class LinearFunction(torch.autograd.Function):
         output = plan.fprop(
             operand, weight_operand, bias=_bias(bias, weight.dtype, call), out_dtype=_output_dtype(weight.dtype, call)
         )
-        saved_input = original if call.keeps_original_input else _keep(operand, plan.input_kept)
-        saved_weight = _keep(weight_operand, plan.weight_kept)
+        saved_input = original if call.keeps_original_input else _keep(operand, plan.copies.input_kept)
+        saved_weight = _keep(weight_operand, plan.copies.weight_kept)
         tensors, ctx.rebuilds = prepare_for_saving(
             saved_input if call.wgrad else None, saved_weight if call.dgrad else None
         )
@@ -129,15 +130,27 @@ class LinearFunction(torch.autograd.Function):
 def _input_operand(input: torch.Tensor, call: LinearCall) -> tuple[Operand, torch.Tensor | None]:
     """The operand of fprop, and the original input where that is what the backward keeps."""
     if isinstance(input, Float8Tensor):
-        storage = input.view(-1, input.shape[-1]).quantized_storage
-        made = call.plan.input_made
+        storage = _as_rows(input)
+        made = call.plan.copies.input_made
         if call.quantizers is None:
             return te_hal.ops.dequantize(storage), None
         return with_copies(storage, rowwise=made.rowwise, columnwise=made.columnwise, order=call.plan.order), None
     rows = input.reshape(-1, input.shape[-1])
     if call.quantizers is None:
         return rows, rows
-    return _quantize(rows, call.quantizers.input, call.plan.input_made, call.plan.cast_input), rows
+    return _quantize(rows, call.quantizers.input, call.plan.copies.input_made, call.plan.cast_input), rows
+
+
+def _as_rows(tensor: Float8Tensor) -> QuantizedStorage:
+    rows = tensor if tensor.dim() == 2 else tensor.view(-1, tensor.shape[-1])  # noqa: PLR2004 - a matrix
+    if not isinstance(rows, Float8Tensor):
+        raise UnsupportedError(
+            "Linear",
+            got=f"{tensor.quantized_storage!r}",
+            accepted="a matrix, or a Float8Tensor with a rowwise copy",
+            todo="quantize with rowwise=True",
+        )
+    return rows.quantized_storage
 
 
 def _weight_operand(weight: torch.Tensor, call: LinearCall) -> Operand:
@@ -145,7 +158,7 @@ def _weight_operand(weight: torch.Tensor, call: LinearCall) -> Operand:
         return weight
     storage = call.cached_weight
     if storage is None:
-        storage = _quantize(weight, call.quantizers.weight, call.plan.weight_made, call.plan.cast_weight)
+        storage = _quantize(weight, call.quantizers.weight, call.plan.copies.weight_made, call.plan.cast_weight)
         call.quantized_weight = storage
     return storage
 
@@ -200,9 +213,9 @@ def _grad_operand(grad_output: torch.Tensor, dtype: torch.dtype, call: LinearCal
         return None
     if call.quantizers is None:
         return _plain_rows(grad_output).to(dtype)
-    made = call.plan.grad_made
+    made = call.plan.copies.grad_made
     if isinstance(grad_output, Float8Tensor):
-        storage = grad_output.view(-1, grad_output.shape[-1]).quantized_storage
+        storage = _as_rows(grad_output)
         return with_copies(storage, rowwise=made.rowwise, columnwise=made.columnwise, order=call.plan.order)
     if call.region is not None and hasattr(call.quantizers.backward_state, "update"):
         call.region.queue.add(call.quantizers.backward_state, forward=False)
@@ -222,7 +235,7 @@ def _dgrad(ctx: Any, grad: Operand | None, weight: Operand | None, call: LinearC
 def _wgrad(dtype: torch.dtype, grad: Operand | None, kept: Operand | None, call: LinearCall) -> torch.Tensor | None:
     plan = call.plan
     if call.keeps_original_input and call.quantizers is not None:
-        kept = _quantize(kept, call.quantizers.input, plan.input_made, plan.cast_input)  # type: ignore[arg-type]
+        kept = _quantize(kept, call.quantizers.input, plan.copies.input_made, plan.cast_input)  # type: ignore[arg-type]
     if not call.into_main_grad:
         return plan.wgrad(grad, kept, layout="wgrad", out_dtype=dtype)  # type: ignore[misc,no-any-return]
     main_grad = main_grad_of(call.module, call.parameter)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import torch
 
@@ -17,6 +17,8 @@ from te_hal.schema.errors import ArgumentError, ArgumentTypeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+_T = TypeVar("_T")
 
 
 class Normalization(OptionalExtraState, torch.nn.Module):
@@ -117,7 +119,7 @@ def _leading(input: torch.Tensor, normalized_shape: tuple[int, ...]) -> tuple[in
     return tuple(input.shape[: input.dim() - len(normalized_shape)])
 
 
-def _one_of(kind: str, value: object, older: object, older_name: str, *, needed: bool = True) -> object:
+def _one_of(kind: str, value: _T | None, older: _T | None, older_name: str, *, needed: bool = True) -> _T | None:
     """The value, or the one given under Transformer Engine's older argument name."""
     if (value is None and older is None and needed) or (value is not None and older is not None and value != older):
         newer_name = "normalized_shape" if older_name == "hidden_size" else "dtype"

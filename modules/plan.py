@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from te_hal.dispatch import backend_for, current_memo, resolve
-from te_hal.schema.formats import ColumnwiseOrder, ElementFormat, ScalingMode
 from te_hal.schema.storage import StorageKind
 from te_hal.schema.support import Call
 
 if TYPE_CHECKING:
+    from te_hal.schema.formats import ColumnwiseOrder, ElementFormat, ScalingMode
     from te_hal.schema.support import Kind
 
 Kernel = Callable[..., Any]
@@ -29,6 +29,16 @@ class Copies(NamedTuple):
 
     rowwise: bool
     columnwise: bool
+
+
+class Layouts(NamedTuple):
+    """The copies of each operand, made and kept; see :class:`LinearPlan`."""
+
+    input_made: Copies
+    weight_made: Copies
+    input_kept: Copies
+    weight_kept: Copies
+    grad_made: Copies
 
 
 class Formats(NamedTuple):
@@ -72,9 +82,9 @@ class LinearPlan:
         memo: dispatch's memo when the plan was made.
         backend: name of the backend whose gemm runs.
         order: memory order of columnwise copies.
-        input_made, weight_made: copies made in the forward (what fprop and the backward read).
-        input_kept, weight_kept: copies that the backward reads; none where no gradient asks for them.
-        grad_made: copies of grad_output.
+        copies: ``input_made``, ``weight_made``: made in the forward (what fprop and the backward read);
+            ``input_kept``, ``weight_kept``: what the backward reads, none where no gradient asks for them;
+            ``grad_made``: copies of grad_output.
         fprop, dgrad, wgrad: gemm kernels. wgrad_into: by ``accumulate``, where main_grad takes the result.
         cast_input, cast_weight, cast_grad: kernels for the quantizers; None without FP8.
     """
@@ -82,11 +92,7 @@ class LinearPlan:
     memo: object
     backend: str
     order: ColumnwiseOrder
-    input_made: Copies
-    weight_made: Copies
-    input_kept: Copies
-    weight_kept: Copies
-    grad_made: Copies
+    copies: Layouts
     fprop: Kernel
     dgrad: Kernel | None
     wgrad: Kernel | None
@@ -107,38 +113,40 @@ def make_plan(key: PlanKey) -> LinearPlan:
     backend = backend_for(key.device, "gemm")
     copies = _layouts(key, backend.gemm_copies)
     gemms = _Gemms(key, copies, backend.columnwise_order)
+    casts = _Casts(key, copies, backend.columnwise_order)
     return LinearPlan(
         memo=memo,
         backend=backend.name,
         order=backend.columnwise_order,
-        **copies,
+        copies=copies,
         fprop=gemms.fprop(),
         dgrad=gemms.dgrad() if key.dgrad else None,
         wgrad=gemms.wgrad() if key.wgrad and key.main_grad_dtype is None else None,
         wgrad_into=gemms.wgrad_into() if key.wgrad and key.main_grad_dtype is not None else {},
-        **_casts(key, copies, backend.columnwise_order),
+        cast_input=casts.input(),
+        cast_weight=casts.weight(),
+        cast_grad=casts.grad_output(),
     )
 
 
-def _layouts(key: PlanKey, gemm_copies: Callable[..., Any]) -> dict[str, Copies]:
+def _layouts(key: PlanKey, gemm_copies: Callable[..., Any]) -> Layouts:
     """Which copies each gemm reads, as the backend answers per layout."""
     if key.formats is None:
-        none = Copies(rowwise=False, columnwise=False)
-        return dict.fromkeys(("input_made", "weight_made", "input_kept", "weight_kept", "grad_made"), none)
+        return Layouts(*[Copies(rowwise=False, columnwise=False)] * len(Layouts._fields))
     input_format, _, grad_format, mode = key.formats
     fprop = gemm_copies("fprop", input_format, mode)
     dgrad = gemm_copies("dgrad", grad_format, mode)
     wgrad = gemm_copies("wgrad", grad_format, mode)
     keeps_input = key.wgrad and not key.keeps_original_input
-    input_kept = _union([wgrad.b] if keeps_input else [])
-    weight_kept = _union([dgrad.b] if key.dgrad else [])
-    return {
-        "input_made": _union([fprop.a, *([wgrad.b] if keeps_input else [])]),
-        "weight_made": _union([fprop.b, *([dgrad.b] if key.dgrad else [])]),
-        "input_kept": input_kept,
-        "weight_kept": weight_kept,
-        "grad_made": _union([*([dgrad.a] if key.dgrad else []), *([wgrad.a] if key.wgrad else [])]),
-    }
+    for_wgrad, for_dgrad = [wgrad.b] if keeps_input else [], [dgrad.b] if key.dgrad else []
+    grad = ([dgrad.a] if key.dgrad else []) + ([wgrad.a] if key.wgrad else [])
+    return Layouts(
+        input_made=_union([fprop.a, *for_wgrad]),
+        weight_made=_union([fprop.b, *for_dgrad]),
+        input_kept=_union(for_wgrad),
+        weight_kept=_union(for_dgrad),
+        grad_made=_union(grad),
+    )
 
 
 def _union(names: list[str]) -> Copies:
@@ -148,15 +156,18 @@ def _union(names: list[str]) -> Copies:
 class _Gemms:
     """Resolves the gemm kernels of one plan."""
 
-    def __init__(self, key: PlanKey, copies: dict[str, Copies], order: ColumnwiseOrder) -> None:
+    def __init__(self, key: PlanKey, copies: Layouts, order: ColumnwiseOrder) -> None:
         self.key, self.copies, self.order = key, copies, order
 
     def fprop(self) -> Kernel:
-        kinds = {"a": self._kind("input", "input_made"), "b": self._kind("weight", "weight_made")}
+        kinds = {"a": self._kind("input", self.copies.input_made), "b": self._kind("weight", self.copies.weight_made)}
         return self._resolve("fprop", kinds, self.key.output_dtype, bias=self.key.bias_dtype)
 
     def dgrad(self) -> Kernel:
-        kinds = {"a": self._kind("grad_output", "grad_made"), "b": self._kind("weight", "weight_kept")}
+        kinds = {
+            "a": self._kind("grad_output", self.copies.grad_made),
+            "b": self._kind("weight", self.copies.weight_kept),
+        }
         return self._resolve("dgrad", kinds, self.key.dtype)
 
     def wgrad(self) -> Kernel:
@@ -170,16 +181,15 @@ class _Gemms:
         }
 
     def _wgrad_kinds(self) -> dict[str, Kind]:
-        kept = "input_made" if self.key.keeps_original_input else "input_kept"
-        return {"a": self._kind("grad_output", "grad_made"), "b": self._kind("input", kept)}
+        kept = self.copies.input_made if self.key.keeps_original_input else self.copies.input_kept
+        return {"a": self._kind("grad_output", self.copies.grad_made), "b": self._kind("input", kept)}
 
-    def _kind(self, role: str, copies: str) -> Kind:
+    def _kind(self, role: str, copies: Copies) -> Kind:
         if self.key.formats is None:
             return self.key.dtype
-        made = self.copies[copies]
         fmt: ElementFormat = getattr(self.key.formats, role)
         return StorageKind.of(
-            fmt, self.key.formats.mode, rowwise=made.rowwise, columnwise=made.columnwise, order=self.order
+            fmt, self.key.formats.mode, rowwise=copies.rowwise, columnwise=copies.columnwise, order=self.order
         )
 
     def _resolve(
@@ -197,29 +207,40 @@ class _Gemms:
         return resolve(call).kernel
 
 
-def _casts(key: PlanKey, copies: dict[str, Copies], order: ColumnwiseOrder) -> dict[str, Casts | None]:
-    if key.formats is None:
-        return {"cast_input": None, "cast_weight": None, "cast_grad": None}
+class _Casts:
+    """Resolves the cast kernels of one plan; None without FP8, or where a role is not quantized."""
 
-    def bind(fmt: ElementFormat, made: Copies) -> Casts:
-        amax = torch.float32 if key.delayed else None
-        kinds: dict[str, Kind] = {"input": key.dtype, "scale": torch.float32, "amax": amax, "out": None}
+    def __init__(self, key: PlanKey, copies: Layouts, order: ColumnwiseOrder) -> None:
+        self.key, self.copies, self.order = key, copies, order
+
+    def input(self) -> Casts | None:
+        if self.key.formats is None or self.key.input_is_quantized:
+            return None
+        return self._bind(self.key.formats.input, self.key.formats.mode, self.copies.input_made)
+
+    def weight(self) -> Casts | None:
+        if self.key.formats is None:
+            return None
+        return self._bind(self.key.formats.weight, self.key.formats.mode, self.copies.weight_made)
+
+    def grad_output(self) -> Casts | None:
+        if self.key.formats is None or not (self.key.dgrad or self.key.wgrad):
+            return None
+        return self._bind(self.key.formats.grad_output, self.key.formats.mode, self.copies.grad_made)
+
+    def _bind(self, fmt: ElementFormat, mode: ScalingMode, made: Copies) -> Casts:
+        dtype, device = self.key.dtype, self.key.device
+        amax = torch.float32 if self.key.delayed else None
+        kinds: dict[str, Kind] = {"input": dtype, "scale": torch.float32, "amax": amax, "out": None}
         flags = {
             "dtype": fmt.dtype,
-            "mode": key.formats.mode if key.formats else ScalingMode.TENSOR,
+            "mode": mode,
             "rowwise": made.rowwise,
             "columnwise": made.columnwise,
-            "columnwise_order": order,
+            "columnwise_order": self.order,
         }
         return Casts(
-            resolve(Call("quantize", key.device, kinds, flags)).kernel,
-            resolve(Call("amax", key.device, {"input": key.dtype, "out": None}, {})).kernel,
-            resolve(Call("compute_scale", key.device, {"amax": torch.float32}, {})).kernel,
+            resolve(Call("quantize", device, kinds, flags)).kernel,
+            resolve(Call("amax", device, {"input": dtype, "out": None}, {})).kernel,
+            resolve(Call("compute_scale", device, {"amax": torch.float32}, {})).kernel,
         )
-
-    needs_grad = key.dgrad or key.wgrad
-    return {
-        "cast_input": None if key.input_is_quantized else bind(key.formats.input, copies["input_made"]),
-        "cast_weight": bind(key.formats.weight, copies["weight_made"]),
-        "cast_grad": bind(key.formats.grad_output, copies["grad_made"]) if needs_grad else None,
-    }

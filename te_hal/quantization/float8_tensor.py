@@ -13,7 +13,7 @@ from te_hal.schema.formats import ColumnwiseOrder, DType
 from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from te_hal.quantization.quantizer import Quantizer
 
@@ -39,7 +39,7 @@ class Float8Tensor(torch.Tensor):
     quantized_storage: QuantizedStorage
     _quantizer: Quantizer | None
 
-    def __new__(
+    def __new__(  # noqa: PYI034 - typing.Self needs Python 3.11
         cls,
         storage: QuantizedStorage,
         *,
@@ -47,7 +47,7 @@ class Float8Tensor(torch.Tensor):
         requires_grad: bool = False,
     ) -> Float8Tensor:
         """Wrap a storage; see the class."""
-        made: Float8Tensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined] # noqa: SLF001 - torch's documented way
+        made: Float8Tensor = torch.Tensor._make_wrapper_subclass(
             cls, storage.shape, dtype=storage.dtype, device=storage.device, requires_grad=requires_grad
         )
         made.quantized_storage = storage
@@ -101,17 +101,17 @@ class Float8Tensor(torch.Tensor):
             )
         return self._quantizer
 
-    def __repr__(self, **_: object) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # noqa: ANN401 - as torch.Tensor's
         storage = self.quantized_storage
         return f"Float8Tensor({storage.kind!r}, scale_inv={self._scale_inv}, data={self.dequantize()})"
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override] # torch's stub leaves `cls, func` out
         cls,
         func: Callable[..., Any],
-        types: Sequence[type],
+        types: Iterable[type],
         args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        kwargs: dict[Any, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - whatever the torch operation returns
         kwargs = dict(kwargs or {})
         kept = _KEPT.get(func)

@@ -79,7 +79,7 @@ def run(module_name: str, dtype: str, recipe_name: str) -> dict[str, torch.Tenso
     return found | {f"ref/{key}": value for key, value in values.items()}
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(case))
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
 def case(request: pytest.FixtureRequest) -> tuple[tuple[str, str, str], dict[str, torch.Tensor]]:
     return request.param, run(*request.param)
 
