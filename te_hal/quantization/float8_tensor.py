@@ -47,7 +47,7 @@ class Float8Tensor(torch.Tensor):
         requires_grad: bool = False,
     ) -> Float8Tensor:
         """Wrap a storage; see the class."""
-        made: Float8Tensor = torch.Tensor._make_wrapper_subclass(
+        made: Float8Tensor = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001 - torch's documented way
             cls, storage.shape, dtype=storage.dtype, device=storage.device, requires_grad=requires_grad
         )
         made.quantized_storage = storage
@@ -101,7 +101,7 @@ class Float8Tensor(torch.Tensor):
             )
         return self._quantizer
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # noqa: ANN401 - as torch.Tensor's
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override] # noqa: ANN401 - torch's stub hides the name
         storage = self.quantized_storage
         return f"Float8Tensor({storage.kind!r}, scale_inv={self._scale_inv}, data={self.dequantize()})"
 
