@@ -4,8 +4,8 @@ RMSNorm is LayerNorm without mean and beta; both share one forward and one backw
 result is fp32, gamma and beta included, and the result is rounded once. Hugging Face's RMSNorm rounds to the input's
 dtype *before* it multiplies by gamma: up to one more half step of bf16 per element, which this does not follow (N2).
 
-torch's own layer_norm is not used: it computes ``x * rstd + (-mean * rstd)``, which cancels where a row's mean is
-large against its deviation, and it does not take gamma in another dtype than its bf16 input on every version.
+torch's own layer_norm is as close, but computes ``x * rstd + (-mean * rstd)``: a third of its fp32 results differ in
+the last bit from the order of N2, which is what a cast of the fp32 result is defined by.
 """
 
 from __future__ import annotations
