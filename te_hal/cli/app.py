@@ -1,0 +1,38 @@
+"""The commands of `te-hal`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import te_hal
+from te_hal.cli.backends import backends
+from te_hal.cli.compare import compare
+
+app = typer.Typer(
+    name="te-hal",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"te-hal {te_hal.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def te_hal_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Transformer-Engine modules and FP8 recipes on any device: try them, and see what is there."""
+
+
+app.command()(compare)
+app.command()(backends)

@@ -1,0 +1,123 @@
+"""One call of `te-hal compare`, from its options to its exit code."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from te_hal.cli.comparison import Comparison
+from te_hal.cli.config import CONTEXT, CompareConfig
+from te_hal.cli.failure import FAILED, fail
+from te_hal.cli.folder import open_folder
+from te_hal.cli.interrupt import StopRequest, stop_on_signal
+from te_hal.cli.place import find_place
+from te_hal.cli.plot import write_plot
+from te_hal.cli.precision import run_names
+from te_hal.cli.progress import make_reporter
+from te_hal.cli.record import write_record
+from te_hal.cli.report import print_report
+from te_hal.cli.summary import Summary
+from te_hal.cli.text import load_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Session:
+    """Everything checked that can be checked before training.
+
+    Args:
+        config: what to train.
+        backend: a backend's name; None for the one in force.
+        data: a text file; None for the default text.
+        out: folder to write to.
+        resume: go on from the checkpoint there.
+
+    Raises:
+        ArgumentError, BackendNotFoundError, BackendUnavailableError, CheckpointError: see the message.
+    """
+
+    def __init__(
+        self, config: CompareConfig, *, backend: str | None, data: Path | None, out: Path, resume: bool
+    ) -> None:
+        self._config = config
+        self._place = find_place(backend)
+        self._text = load_text(data, CONTEXT)
+        self._folder = open_folder(out, must_hold_checkpoint=resume)
+        self._comparison = Comparison(config, self._place, self._text, self._folder)
+        # Progress goes to stderr, so that stdout holds the report alone.
+        self._screen = Console(stderr=True)
+        for warning in self._comparison.resume() if resume else []:
+            print(f"te-hal compare: {warning}", file=sys.stderr)
+
+    def run(self, *, save_every: int, stop_after: int | None) -> int:
+        """Train, report, write the files.
+
+        Args:
+            save_every: steps between checkpoints.
+            stop_after: steps of this call, or None for all.
+
+        Returns:
+            The exit code: 0, or 128 plus the signal that ended it.
+        """
+        console = Console()
+        console.print(self._introduction(), highlight=False, markup=False, soft_wrap=True)
+        request = self._train(save_every, stop_after)
+        place, comparison = self._place, self._comparison
+        summary = Summary(
+            identity=comparison.identity(),
+            machine=place.machine(),
+            text=self._text,
+            batch=self._config.batch,
+            runs=comparison.results,
+            finished=comparison.finished,
+        )
+        print_report(console, summary)
+        self._write_files(console, summary)
+        if not comparison.finished:
+            console.print("not finished; the same command with --resume goes on", highlight=False)
+        return request.exit_code
+
+    def _train(self, save_every: int, stop_after: int | None) -> StopRequest:
+        reporter = make_reporter(self._screen, self._config.batch)
+        steps_done = 0
+
+        def announce() -> None:
+            reporter.note("stopping after this step; once more to stop at once, without a checkpoint")
+
+        try:
+            with self._place.in_force(), stop_on_signal(announce) as request:
+
+                def stop() -> bool:
+                    nonlocal steps_done
+                    steps_done += 1
+                    return bool(request) or steps_done == stop_after
+
+                self._comparison.train(reporter, stop, save_every)
+        finally:
+            reporter.close()
+        return request
+
+    def _write_files(self, console: Console, summary: Summary) -> None:
+        folder = self._folder
+        try:
+            write_record(folder.record, summary)
+            write_plot(folder.plot, summary)
+        except OSError as error:
+            fail(f"te-hal compare: cannot write to {folder.path}: {error.strerror}", FAILED)
+        if self._comparison.save_error is not None:
+            fail(f"te-hal compare: cannot write {folder.checkpoint}: {self._comparison.save_error.strerror}", FAILED)
+        files = ", ".join(path.name for path in (folder.record, folder.plot, folder.checkpoint))
+        console.print(f"{folder.path}: {files}", highlight=False, markup=False, soft_wrap=True)
+
+    def _introduction(self) -> str:
+        config, text, machine = self._config, self._text, self._place.machine()
+        return (
+            f"model    {config.model}, width {config.width}, {config.layers} layers; "
+            f"{config.steps} steps of {config.batch} bytes, seed {config.seed}\n"
+            f"runs     {', '.join(run_names(config.recipes))}\n"
+            f"text     {text.name}: {len(text.train):,} bytes to train on, {len(text.held_out):,} held out\n"
+            f"backend  {self._place.backend} on {machine['device']}, {machine['threads']} threads\n"
+        )
