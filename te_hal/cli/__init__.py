@@ -18,6 +18,6 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
-    from te_hal.cli.app import app
+    from te_hal.cli.app import app  # noqa: PLC0415 - it imports the extra's libraries
 
     app()

@@ -117,7 +117,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call] # its __ini
     def __init__(self, ignored: tuple[torch.Tensor, ...] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
-        self._known = {tensor.untyped_storage()._cdata: 0 for tensor in ignored}
+        self._known = {tensor.untyped_storage()._cdata: 0 for tensor in ignored}  # noqa: SLF001 - a storage's identity
 
     def __torch_dispatch__(
         self,
@@ -134,7 +134,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call] # its __ini
         return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:
-        identity = storage._cdata
+        identity = storage._cdata  # noqa: SLF001 - as above
         if identity in self._known:
             return
         self._known[identity] = storage.nbytes()

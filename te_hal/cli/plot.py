@@ -30,7 +30,7 @@ def write_plot(path: Path, summary: Summary) -> None:
     Raises:
         OSError: nothing was written.
     """
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
 
     figure = Figure(figsize=(9, 7), layout="constrained")
     losses, differences = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))

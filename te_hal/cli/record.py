@@ -59,7 +59,7 @@ def _run(run: RunResult, summary: Summary) -> dict[str, Any]:
     }
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: Any) -> Any:  # noqa: ANN401 - whatever JSON holds
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
