@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "benchmarks" / "results" / "full.json"
 # A test file with one of these words in its stem also runs under the oldest torch: torch's own FP8 cast, and
 # what it saves and loads, changed between versions.
-CORE = ("cast", "amax", "state", "import")
+CORE = ("cast", "decode", "amax", "scale", "state", "import")
 VERSIONS = """
 import json, platform
 from importlib.metadata import version

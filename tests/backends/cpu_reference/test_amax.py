@@ -1,4 +1,8 @@
-"""amax and compute_scale against recorded values, a loop over Python floats, and the vectors of docs/numerics.md."""
+"""amax and compute_scale against recorded values, a loop over Python floats, and the vectors of docs/numerics.md.
+
+Cases B04 (pytorch/ao#4713), B07 (flagos-ai/TransformerEngine-FL#110) and B31 (NVIDIA/TransformerEngine#534): what they
+say about these two ops.
+"""
 
 from __future__ import annotations
 
