@@ -2,7 +2,7 @@
 
 RMSNorm is LayerNorm without mean and beta; both share one forward and one backward here. Everything between input and
 result is fp32, gamma and beta included, and the result is rounded once. Hugging Face's RMSNorm rounds to the input's
-dtype *before* it multiplies by gamma: up to one more half step of bf16 per element, which this does not follow (N2).
+dtype *before* it multiplies by gamma, which changes a quarter of its bf16 results by one step (N2).
 
 torch's own layer_norm is as close, but computes ``x * rstd + (-mean * rstd)``: a third of its fp32 results differ in
 the last bit from the order of N2, which is what a cast of the fp32 result is defined by.

@@ -113,14 +113,14 @@ def test_rmsnorm_is_fp32_normalise_fp32_gamma_one_cast(zero_centered: bool) -> N
 
 
 def test_hugging_faces_order_of_casts_is_another_one() -> None:
-    """B17: rounding before gamma changes about a third of the results, each by one bf16 step."""
+    """B17: rounding before gamma changes about a quarter of the results, each by one bf16 step."""
     x, weight = draw(5, 4096).bfloat16(), draw(4096, seed=1).bfloat16()
     result, rstd = rmsnorm_fwd(x, weight)
     hugging_face = weight * (x.float() * rstd.unsqueeze(-1)).bfloat16()
     different = result != hugging_face
-    assert 0.2 < different.double().mean() < 0.5
+    assert 0.2 < different.double().mean() < 0.3
     steps = (result.double() - hugging_face.double()).abs() / (2 * half_step(result, torch.bfloat16))
-    assert steps.max() <= 2.0
+    assert steps.max() == 1.0
 
 
 @pytest.mark.parametrize("norm", NORMS)
