@@ -112,7 +112,8 @@ def _copies(out: QuantizedStorage, shape: torch.Size) -> tuple[list[torch.Tensor
     same_order = [] if out.rowwise_data is None else [out.rowwise_data.view(shape)]
     if out.columnwise_data is None:
         return same_order, None
-    if out.columnwise_order == ColumnwiseOrder.TRANSPOSED:
+    # A single row or column lies in memory alike either way.
+    if out.columnwise_order == ColumnwiseOrder.TRANSPOSED and min(shape) > 1:
         return same_order, out.columnwise_data.view(shape[::-1])
     return [*same_order, out.columnwise_data.view(shape)], None
 
