@@ -58,9 +58,7 @@ def tensor(shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> t
     return torch.ones(shape, dtype=dtype, device=device)
 
 
-def storage(
-    shape: tuple[int, ...], dtype: torch.dtype = torch.float8_e4m3fn, device: str = "cpu"
-) -> QuantizedStorage:
+def storage(shape: tuple[int, ...], dtype: torch.dtype = torch.float8_e4m3fn, device: str = "cpu") -> QuantizedStorage:
     """A rowwise per-tensor storage of zeros."""
     return QuantizedStorage(
         format=element_format(dtype),

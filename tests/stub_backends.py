@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from te_hal.dispatch import ANY_DEVICE, Backend
 from te_hal.schema.support import SUPPORTED, Call, Code, Support
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 
 def yes(call: Call) -> Support:  # noqa: ARG001 - the answer's signature
@@ -38,10 +40,8 @@ def stub(
     supports: Callable[[Call], Support] = yes,
     serves: Iterable[str] = (ANY_DEVICE,),
     default_for: Iterable[str] = (),
-    **fields: Any,  # noqa: ANN401 - any other field of Backend
+    **fields: Any,
 ) -> Backend:
     """A backend whose one kernel is `amax`, unless `kernels` says otherwise."""
     fields.setdefault("kernels", {"amax": amax_that(act)})
-    return Backend(
-        name=name, supports=supports, serves=frozenset(serves), default_for=frozenset(default_for), **fields
-    )
+    return Backend(name=name, supports=supports, serves=frozenset(serves), default_for=frozenset(default_for), **fields)

@@ -29,7 +29,7 @@ def test_a_registered_backend_can_be_selected_until_reset() -> None:
 @pytest.mark.parametrize("taken", ["mine", "null", "cpu_reference"])
 def test_a_name_that_is_taken_is_refused(taken: str) -> None:
     register_backend(stub("mine"))
-    with pytest.raises(RegistrationError, match=f"backend {taken}: got a name that is taken"):
+    with pytest.raises(RegistrationError, match=rf"backend {taken}: got a name that is taken"):
         register_backend(stub(taken))
 
 
@@ -57,13 +57,13 @@ WRONG_FIELDS = {
 @pytest.mark.parametrize("case", WRONG_FIELDS)
 def test_a_wrong_field_is_refused_by_name(case: str) -> None:
     fields, named = WRONG_FIELDS[case]
-    with pytest.raises(RegistrationError, match=f"backend .*: {named}: got "):
+    with pytest.raises(RegistrationError, match=rf"backend .*: {named}: got "):
         register_backend(dataclasses.replace(stub("odd"), **fields))
     assert "odd" not in names()
 
 
 def test_what_is_no_backend_is_refused() -> None:
-    with pytest.raises(RegistrationError, match="got a dict; accepted: a te_hal.dispatch.Backend"):
+    with pytest.raises(RegistrationError, match=r"got a dict; accepted: a te_hal.dispatch.Backend"):
         register_backend({"name": "odd"})  # type: ignore[arg-type]
 
 
@@ -75,7 +75,7 @@ def test_kernels_added_after_registration_are_not_seen() -> None:
 
 
 def test_only_an_optional_op_may_be_composed() -> None:
-    with pytest.raises(RegistrationError, match="'gemm'; accepted: .*activation_fwd"):
+    with pytest.raises(RegistrationError, match=r"'gemm'; accepted: .*activation_fwd"):
         register_composition("gemm", lambda a, b: (a, b))
 
 
@@ -83,5 +83,5 @@ def test_a_second_composition_is_refused() -> None:
     def bias_grad(grad_output: torch.Tensor, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         return grad_output.sum(0, dtype=out_dtype)
 
-    with pytest.raises(RegistrationError, match="composition of bias_grad: got a second composition"):
+    with pytest.raises(RegistrationError, match=r"composition of bias_grad: got a second composition"):
         register_composition("bias_grad", bias_grad)

@@ -70,7 +70,7 @@ def test_scopes_nest_and_the_innermost_counts(calls: list[str]) -> None:
 
 
 def test_a_scope_ends_with_an_exception(calls: list[str]) -> None:
-    with pytest.raises(RuntimeError, match="inside"), te_hal.use_backend("a"):
+    with pytest.raises(RuntimeError, match=r"inside"), te_hal.use_backend("a"):
         raise RuntimeError("inside")
     ops.amax(INPUT)
     assert calls == []
@@ -125,7 +125,7 @@ PROCESS_WIDE = {
 @pytest.mark.parametrize("case", PROCESS_WIDE)
 @pytest.mark.parametrize("scope", [lambda: te_hal.use_backend("a"), lambda: te_hal.use_policy(te_hal.Policy())])
 def test_a_process_wide_change_inside_a_scope_is_refused(case: str, scope: object) -> None:
-    with scope(), pytest.raises(StateError, match="inside a use_backend or use_policy block"):  # type: ignore[operator]
+    with scope(), pytest.raises(StateError, match=r"inside a use_backend or use_policy block"):  # type: ignore[operator]
         PROCESS_WIDE[case]()
 
 
@@ -147,7 +147,7 @@ def test_a_wrong_choice_lists_what_exists_and_why_each_is_unusable(choose: objec
 
 @pytest.mark.parametrize("value", [3, True, torch.device("cpu"), stub("whole")], ids=repr)
 def test_a_backend_is_chosen_by_its_name_only(value: object) -> None:
-    with pytest.raises(ArgumentTypeError, match="accepted: a backend's name, or None"):
+    with pytest.raises(ArgumentTypeError, match=r"accepted: a backend's name, or None"):
         te_hal.set_backend(value)  # type: ignore[arg-type]
 
 
@@ -178,7 +178,7 @@ def test_a_device_that_nobody_claims_is_an_error_that_lists_all() -> None:
 @pytest.mark.usefixtures("calls")
 def test_a_forced_backend_refuses_other_devices_naming_both() -> None:
     te_hal.set_backend("meta_only")
-    with pytest.raises(BackendUnavailableError, match="tensors on cpu for backend 'meta_only'; accepted: .* meta;"):
+    with pytest.raises(BackendUnavailableError, match=r"tensors on cpu for backend 'meta_only'; accepted: .* meta;"):
         ops.amax(INPUT)
     assert ops.amax(torch.ones(2, device="meta")).item() == 1.0
 

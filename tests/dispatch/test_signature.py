@@ -127,7 +127,7 @@ def test_what_python_can_read_as_the_right_signature_is_accepted(case: str) -> N
 
 @pytest.mark.parametrize("kernel", [None, "amax", 3, SimpleNamespace()], ids=repr)
 def test_what_cannot_be_called_is_refused_naming_the_op(kernel: object) -> None:
-    with pytest.raises(RegistrationError, match="backend odd: amax: .*signature cannot be read"):
+    with pytest.raises(RegistrationError, match=r"backend odd: amax: .*signature cannot be read"):
         register_backend(stub("odd", kernels={"amax": kernel}))
 
 
@@ -137,5 +137,5 @@ def test_a_kernel_for_an_unknown_op_is_refused() -> None:
 
 
 def test_a_drifted_composition_is_refused_naming_op_and_parameter() -> None:
-    with pytest.raises(RegistrationError, match="composition: bias_grad: got no parameter 'out_dtype'"):
+    with pytest.raises(RegistrationError, match=r"composition: bias_grad: got no parameter 'out_dtype'"):
         register_composition("bias_grad", lambda grad_output: grad_output)
