@@ -39,8 +39,8 @@ def contestants(size: int) -> dict[str, Callable[[], object]]:
     }
     for layout, formats in OPERANDS.items():
         a, b = (_quantized(rounded, each) for each in formats)
-        made[f"FP8 {layout} to bf16"] = lambda a=a, b=b, layout=layout: ops.gemm(a, b, layout=layout)  # type: ignore[misc]
-        made["  of which decode" + " " * len(made)] = lambda a=a, b=b: (_decoded(a), _decoded(b))  # type: ignore[misc]
+        made[f"FP8 {layout} to bf16"] = lambda a=a, b=b, layout=layout: ops.gemm(a, b, layout=layout)
+        made["  of which decode" + " " * len(made)] = lambda a=a, b=b: (_decoded(a), _decoded(b))
     a = _quantized(rounded, E4M3)
     main_grad = torch.zeros(size, size)
     made["FP8 fprop to fp32"] = lambda: ops.gemm(a, a, out_dtype=torch.float32)
