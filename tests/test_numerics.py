@@ -10,7 +10,8 @@ import pytest
 from te_hal.schema.catalog import SCHEMAS
 
 ROOT = Path(__file__).parent.parent
-WRITTEN = re.findall(r"^\*\*([A-Z]\d+)\.\*\*", (ROOT / "docs" / "numerics.md").read_text(), re.MULTILINE)
+PAGE = (ROOT / "docs" / "numerics.md").read_text()
+WRITTEN = re.findall(r"^\*\*([A-Z]\d+)\.\*\*", PAGE, re.MULTILINE)
 SOURCES = sorted(
     path for folder in ("te_hal", "backends", "modules", "benchmarks") for path in (ROOT / folder).rglob("*.py")
 )
@@ -19,6 +20,11 @@ MENTION = re.compile(r"numerics\.md, (?:rules? )?([A-Z]\d)(?:(?:-| to | and )([A
 
 def test_no_rule_is_numbered_twice() -> None:
     assert len(WRITTEN) == len(set(WRITTEN))
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`(tests/[\w/]+\.py)`", PAGE))))
+def test_every_test_file_that_the_page_names_exists(path: str) -> None:
+    assert (ROOT / path).is_file()
 
 
 @pytest.mark.parametrize("op", SCHEMAS)
