@@ -111,15 +111,15 @@ def support_page() -> str:
     lines = [
         "# Support",
         (
-            "By the backends' own answers. *composed*: te_hal's default composition runs instead. `null` checks arguments "
-            "and computes nothing."
+            "By the backends' own answers. *composed*: te_hal's default composition runs instead. "
+            "`null` checks arguments and computes nothing."
         ),
         "",
     ]
     lines += [f"| op | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     lines += [f"| `{op}` | {' | '.join(_has_op(backend, op) for backend in backends)} |" for op in SCHEMAS]
     for chosen in (recipe.DelayedScaling(), recipe.Float8CurrentScaling()):
-        cells = ["yes" if recipe_support(chosen, backend, torch.device("cpu")) else "no" for backend in backends]
+        cells = ["yes" if recipe_support(chosen, each, torch.device("cpu")) else "no" for each in backends]
         lines.append(f"| recipe {type(chosen).__name__} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
