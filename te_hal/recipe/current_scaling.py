@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from te_hal.recipe.format import Format
-from te_hal.recipe.recipe import MMParams, QParams, Recipe, check_format, check_is, refuse_attention
+from te_hal.recipe.recipe import MMParams, QParams, Recipe, check_format, check_is, check_number, refuse_attention
 from te_hal.schema.environment import ENVIRONMENT
 from te_hal.schema.errors import ArgumentError, UnsupportedError
 from te_hal.schema.formats import ElementFormat, ScalingMode
@@ -26,7 +26,8 @@ class Float8CurrentScaling(Recipe):
         fp8_dpa, fp8_mha: FP8 attention; True is refused.
         backward_override: None; the other values come with the remaining recipes.
         fp8_quant_fwd_inp, fp8_quant_fwd_weight, fp8_quant_bwd_grad: :class:`QParams` per role, derived from
-            ``use_power_2_scales`` and assignable afterwards.
+            ``use_power_2_scales`` and assignable afterwards; assigning ``use_power_2_scales`` changes their
+            ``power_2_scale`` and nothing else.
     """
 
     use_power_2_scales: bool = ENVIRONMENT.fp8_current_scaling_power_2_scales
@@ -48,7 +49,8 @@ class Float8CurrentScaling(Recipe):
         super()._assign(name, value)
         if name == "use_power_2_scales":
             for qparams in _QPARAMS:
-                super()._assign(qparams, QParams(power_2_scale=value))
+                others = self.__dict__.get(qparams, QParams())
+                super()._assign(qparams, replace(others, power_2_scale=value))
 
     def _validate(self) -> None:
         check_is(self, "use_power_2_scales", self.use_power_2_scales, bool)
@@ -76,12 +78,12 @@ class Float8CurrentScaling(Recipe):
     def _check_qparams(self, name: str, qparams: QParams) -> None:
         check_is(self, name, qparams, QParams)
         check_is(self, f"{name}.power_2_scale", qparams.power_2_scale, bool)
-        check_is(self, f"{name}.amax_epsilon", float(qparams.amax_epsilon), float, least=0.0)
+        check_number(self, f"{name}.amax_epsilon", qparams.amax_epsilon, (float, int), 0.0)
         for extra in ("random_hadamard_transform", "stochastic_rounding", "fp4_2d_quantization"):
-            if getattr(qparams, extra):
+            if getattr(qparams, extra) is not False:
                 raise ArgumentError(
                     f"Float8CurrentScaling.{name}.{extra}",
-                    got="True",
+                    got=repr(getattr(qparams, extra)),
                     accepted="False: it belongs to 4-bit recipes",
                     todo="leave it out",
                 )

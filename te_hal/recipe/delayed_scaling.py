@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from te_hal.recipe.format import Format
-from te_hal.recipe.recipe import Recipe, check_format, check_is, refuse_attention
+from te_hal.recipe.recipe import Recipe, check_format, check_is, check_number, refuse_attention
 from te_hal.schema.errors import ArgumentError
 from te_hal.schema.formats import ElementFormat, ScalingMode
 
@@ -20,13 +20,16 @@ if TYPE_CHECKING:
 
 _ALGOS = ("max", "most_recent")
 
+#: Beyond this, ``fp8_max * 2**-margin`` leaves fp32's normal range: scales of 0 or infinity, and NaN behind them.
+_LARGEST_MARGIN = 100
+
 
 @dataclass(repr=False)
 class DelayedScaling(Recipe):
     """Delayed scaling (docs/numerics.md, D1-D4).
 
     Attributes:
-        margin: scales are divided by ``2**margin``.
+        margin: scales are divided by ``2**margin``; from -100 to 100.
         fp8_format: ``Format.HYBRID`` (E4M3 forward, E5M2 backward) or ``Format.E4M3``.
         amax_history_len: rows of the history, the running one included.
         amax_compute_algo: ``"max"`` over the window, ``"most_recent"``, or a callable
@@ -51,8 +54,8 @@ class DelayedScaling(Recipe):
     scaling_mode: ClassVar[ScalingMode] = ScalingMode.TENSOR
 
     def _validate(self) -> None:
-        check_is(self, "margin", self.margin, int)
-        check_is(self, "amax_history_len", self.amax_history_len, int, least=1)
+        check_number(self, "margin", self.margin, (int,), -_LARGEST_MARGIN, _LARGEST_MARGIN)
+        check_number(self, "amax_history_len", self.amax_history_len, (int,), 1)
         check_is(self, "reduce_amax", self.reduce_amax, bool)
         check_format(self, self.fp8_format)
         refuse_attention(self, fp8_dpa=self.fp8_dpa, fp8_mha=self.fp8_mha)
@@ -77,6 +80,11 @@ class DelayedScaling(Recipe):
                 accepted="None: delayed scaling keeps state that an overridden backward would starve",
                 todo="use Float8CurrentScaling for an overridden backward",
             )
+
+    @property
+    def updates_by_op(self) -> bool:
+        """Whether the op ``update_delayed_scale`` renews scales; a user's callables go another way."""
+        return isinstance(self.amax_compute_algo, str) and self.scaling_factor_compute_algo is None
 
     def element_format(self, *, forward: bool) -> ElementFormat:
         """The 8-bit code of one direction."""

@@ -6,6 +6,7 @@ import enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from te_hal.schema import formats
+from te_hal.schema.errors import ArgumentError
 
 if TYPE_CHECKING:
     from te_hal.schema.formats import ElementFormat
@@ -34,8 +35,12 @@ class Format(enum.Enum):
         """The 8-bit code of one direction.
 
         Raises:
-            KeyError: E2M1, which is no 8-bit code.
+            ArgumentError: E2M1, which is no 8-bit code.
         """
+        if self.name not in _ELEMENT_FORMATS:
+            raise ArgumentError(
+                "Format.element_format", got=str(self), accepted="a format of 8 bits", todo="use HYBRID or E4M3"
+            )
         return _ELEMENT_FORMATS[self.name][0 if forward else 1]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import abc
+import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -9,7 +11,7 @@ from te_hal.recipe.format import Format
 from te_hal.schema.errors import ArgumentError, TeHalError, UnsupportedError
 
 if TYPE_CHECKING:
-    from te_hal.schema.formats import ScalingMode
+    from te_hal.schema.formats import ElementFormat, ScalingMode
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,11 @@ class QParams:
 
 
 @dataclass(repr=False)
-class Recipe:
+class Recipe(abc.ABC):
     """Base of all recipes. Equality is by fields; assignment after construction is validated and noticed.
 
-    Every assignment raises ``version``, so that a module sees when the object it was built for has changed.
+    A refused assignment leaves the object as it was. Every other one raises ``version``, so that a module sees when
+    the object it was built for has changed.
     """
 
     #: The recipe's family, inherited by a user's subclass; the predicates below read it.
@@ -85,16 +88,17 @@ class Recipe:
 
     version: ClassVar[int]
 
+    @abc.abstractmethod
     def _validate(self) -> None:
-        """Raise for a bad combination of fields."""
+        """Raise for a bad field or combination of fields."""
 
     def settings(self) -> dict[str, Any]:
         """Every field by name: what equality and saved state compare."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def element_format(self, *, forward: bool) -> Any:  # noqa: ANN401 - overridden with the real type
+    @abc.abstractmethod
+    def element_format(self, *, forward: bool) -> ElementFormat:
         """The 8-bit code of one direction."""
-        raise NotImplementedError
 
     @classmethod
     def nvfp4(cls) -> bool:
@@ -151,9 +155,11 @@ def refuse_attention(recipe: Recipe, *, fp8_dpa: bool, fp8_mha: bool) -> None:
     """Refuse FP8 attention by name.
 
     Raises:
+        ArgumentError: a flag is no bool.
         UnsupportedError: either flag is set.
     """
     for name, value in (("fp8_dpa", fp8_dpa), ("fp8_mha", fp8_mha)):
+        check_is(recipe, name, value, bool)
         if value:
             raise UnsupportedError(
                 f"{type(recipe).__name__}.{name}",
@@ -163,17 +169,29 @@ def refuse_attention(recipe: Recipe, *, fp8_dpa: bool, fp8_mha: bool) -> None:
             )
 
 
-def check_is(recipe: Recipe, name: str, value: object, kind: type, *, least: float | None = None) -> None:
-    """Refuse a field that is not of its type (a bool is no int) or lies under its least value.
+def check_is(recipe: Recipe, name: str, value: object, kind: type) -> None:
+    """Refuse a field that is not of its type.
 
     Raises:
         ArgumentError: see above.
     """
-    right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-    if right and least is not None:
-        right = value >= least  # type: ignore[operator]
-    if not right:
-        accepted = kind.__name__ if least is None else f"{kind.__name__} of at least {least}"
-        raise ArgumentError(
-            f"{type(recipe).__name__}.{name}", got=repr(value), accepted=accepted, todo="correct the field"
-        )
+    if not isinstance(value, kind):
+        _refuse(recipe, name, value, kind.__name__)
+
+
+def check_number(
+    recipe: Recipe, name: str, value: object, kinds: tuple[type, ...], least: float, most: float = math.inf
+) -> None:
+    """Refuse a field that is no number of these types (a bool is none) or lies outside its range.
+
+    Raises:
+        ArgumentError: see above; NaN lies outside every range.
+    """
+    number = isinstance(value, kinds) and not isinstance(value, bool)
+    if not number or not least <= value <= most:  # type: ignore[operator] # a number
+        span = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
+        _refuse(recipe, name, value, f"{' or '.join(kind.__name__ for kind in kinds)} {span}")
+
+
+def _refuse(recipe: Recipe, name: str, value: object, accepted: str) -> None:
+    raise ArgumentError(f"{type(recipe).__name__}.{name}", got=repr(value), accepted=accepted, todo="correct the field")
