@@ -56,15 +56,15 @@ def contestants(x: torch.Tensor) -> Contestants:
     }
 
 
-def medians_in_turn(timed: Contestants, rounds: int) -> dict[str, float]:
-    """Median milliseconds of each, all run once per round so that a disturbance meets them alike."""
+def run_in_turn(timed: Contestants, rounds: int) -> dict[str, tuple[float, float]]:
+    """Median and least milliseconds of each, all run once per round so that a disturbance meets them alike."""
     times: dict[str, list[float]] = {name: [] for name in timed}
     for _ in range(rounds):
         for name, run in timed.items():
             start = time.perf_counter()
             run()
             times[name].append(1e3 * (time.perf_counter() - start))
-    return {name: statistics.median(values) for name, values in times.items()}
+    return {name: (statistics.median(values), min(values)) for name, values in times.items()}
 
 
 def peak_growth(run: Callable[[], object]) -> int | None:
@@ -104,15 +104,17 @@ def main() -> None:
         print(f"  {name:36s} {'unknown' if grown is None else f'{grown / (2 * x.numel()):5.2f} x input'}")
 
     timed = contestants(x)
-    medians_in_turn(timed, 2)
-    medians = medians_in_turn(timed, options.rounds)
-    print(f"median of {options.rounds}:")
-    for name, median in medians.items():
-        print(f"  {name:36s} {median:7.2f} ms   {median / medians['whole tensor']:5.2f} x whole tensor")
+    run_in_turn(timed, 2)
+    results = run_in_turn(timed, options.rounds)
+    whole_median, whole_least = results["whole tensor"]
+    print(f"median and least of {options.rounds}, beside those of the whole-tensor passes:")
+    for name, (median, least) in results.items():
+        ratios = f"{median / whole_median:5.2f} x {least / whole_least:5.2f} x"
+        print(f"  {name:36s} {median:7.2f} ms {least:7.2f} ms   {ratios}")
     for exponent in options.chunk:
         chunks.CHUNK = 1 << exponent
-        median = medians_in_turn({"rowwise": timed["rowwise"]}, options.rounds)["rowwise"]
-        print(f"  rowwise, pieces of 2**{exponent:<14d} {median:7.2f} ms")
+        median, least = run_in_turn({"rowwise": timed["rowwise"]}, options.rounds)["rowwise"]
+        print(f"  rowwise, pieces of 2**{exponent:<14d} {median:7.2f} ms {least:7.2f} ms")
 
 
 if __name__ == "__main__":
