@@ -14,7 +14,7 @@ from te_hal.dispatch.fallback import FallbackWarning, fallback_report
 from te_hal.dispatch.inventory import BackendInfo, list_backends
 from te_hal.dispatch.policy import Policy
 from te_hal.dispatch.registry import register_backend, register_composition
-from te_hal.dispatch.resolution import Resolved, entry, resolve
+from te_hal.dispatch.resolution import Resolved, entry, resolve, support_for
 from te_hal.dispatch.selection import (
     current_memo,
     get_policy,
@@ -47,6 +47,7 @@ __all__ = [
     "resolve",
     "set_backend",
     "set_policy",
+    "support_for",
     "use_backend",
     "use_policy",
 ]

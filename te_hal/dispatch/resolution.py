@@ -9,7 +9,7 @@ from te_hal.dispatch import choice, fallback, fork, registry, selection
 from te_hal.dispatch import policy as policies
 from te_hal.schema.checks import compile_entry
 from te_hal.schema.errors import StateError, UnsupportedError
-from te_hal.schema.support import Code, Support
+from te_hal.schema.support import SUPPORTED, Code, Support
 from te_hal.schema.validate import describe_call
 
 if TYPE_CHECKING:
@@ -56,6 +56,24 @@ def resolve(call: Call) -> Resolved:
         StateError: a device backend that was in use before this process was forked.
     """
     return _resolve(call, selection.current())
+
+
+def support_for(call: Call) -> Support:
+    """Whether :func:`resolve` would find a kernel: yes, or the no of the backend that is asked first.
+
+    Leaves no trace: nothing is counted, announced or marked as used.
+
+    Raises:
+        BackendNotFoundError, BackendUnavailableError: no backend can be chosen for this device.
+    """
+    chosen = selection.current()
+    policies.check_names(chosen.policy, chosen.policy_by)
+    first = choice.choose(chosen, call.device, call.op)
+    answer = _ask(first, call)
+    if answer or call.op in registry.REGISTRY.compositions:
+        return SUPPORTED
+    others = (name for name in chosen.policy.fallback if name != first.name)
+    return SUPPORTED if any(_ask_substitute(name, call)[0] is not None for name in others) else answer
 
 
 def _on_miss(schema: OpSchema, key: tuple[object, ...] | None, arguments: dict[str, Any]) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +11,7 @@ import te_hal.ops
 from te_hal.quantization.current_scaling_quantizer import Float8CurrentScalingQuantizer
 from te_hal.quantization.float8_quantizer import Float8Quantizer
 from te_hal.recipe import DelayedScaling, Float8CurrentScaling, Recipe
-from te_hal.schema.errors import UnsupportedError
+from te_hal.schema.errors import ArgumentError, UnsupportedError
 from te_hal.schema.formats import FLOAT32_MAX
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class DelayedScalingState:
     """Scales and amax histories of ``n`` tensors (docs/numerics.md, D1-D5).
 
     Args:
-        recipe: the recipe; kept by reference, so that its margin and algorithm are those of the moment.
+        recipe: the recipe; copied, so a change of the object counts from the :meth:`adapt` that brings it.
         roles: the role of each slot.
         forward: direction.
         device: where the state lives.
@@ -36,73 +37,135 @@ class DelayedScalingState:
     Attributes:
         scale: fp32 ``[n]``, starts at 1.
         amax_history: fp32 ``[amax_history_len, n]``, starts at 0. Row 0 is the running amax.
-        numerator: what amax divides to give a scale, by the margin and format the state was built for.
     """
 
     def __init__(self, recipe: DelayedScaling, roles: Sequence[str], *, forward: bool, device: torch.device) -> None:
-        self.recipe = recipe
+        self.recipe = copy.copy(recipe)
         self.roles = tuple(roles)
         self.forward = forward
         self.format = recipe.element_format(forward=forward)
-        self.numerator = self.format.max * 2.0**-recipe.margin
-        self.scale = torch.ones(len(roles), dtype=torch.float32, device=device)
-        self.amax_history = torch.zeros(recipe.amax_history_len, len(roles), dtype=torch.float32, device=device)
+        with torch.inference_mode(mode=False):  # later steps write to these outside of it
+            self.scale = torch.ones(len(roles), dtype=torch.float32, device=device)
+            self.amax_history = torch.zeros(recipe.amax_history_len, len(roles), dtype=torch.float32, device=device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the state lives."""
+        return self.scale.device
+
+    def load(self, scale: torch.Tensor, amax_history: torch.Tensor) -> None:
+        """Take over saved values of the same shapes, in place."""
+        self.scale.copy_(scale)
+        self.amax_history.copy_(amax_history)
 
     def adopt(self, scale: torch.Tensor, amax_history: torch.Tensor) -> None:
-        """Take over another state's values; a longer history keeps its newest rows, a shorter one gets zeros.
-
-        The newest past amax stands in the last row, the running one in row 0: both are kept.
-        """
+        """Take over another state's values; a longer history keeps its newest rows, a shorter one gets zeros."""
         self.scale.copy_(scale)
-        rows, wanted = amax_history.shape[0], self.amax_history.shape[0]
-        self.amax_history.zero_()
-        self.amax_history[0] = amax_history[0]
-        kept = min(rows, wanted) - 1
-        if kept:
-            self.amax_history[wanted - kept :] = amax_history[rows - kept :]
+        self.amax_history = amax_history.to(self.device, copy=True)
+        self._resize(self.recipe.amax_history_len)
+
+    @property
+    def numerator(self) -> float:
+        """What amax divides to give a scale."""
+        return _largest_scaled(self.recipe, forward=self.forward)
+
+    def adapt(self, recipe: DelayedScaling, device: torch.device) -> None:
+        """Go over to another recipe and device, values included; quantizers made before keep what they had.
+
+        A shorter history keeps its newest rows, a longer one gets zeros before them. Scales that came from an amax
+        follow the margin and the format: their factor is a power of two, so nothing is rounded.
+        """
+        with torch.inference_mode(mode=False):
+            self._rescale(recipe)
+            self._resize(recipe.amax_history_len)
+            self.scale, self.amax_history = self.scale.to(device), self.amax_history.to(device)
+        self.recipe = copy.copy(recipe)
+        self.format = recipe.element_format(forward=self.forward)
+
+    def _rescale(self, recipe: DelayedScaling) -> None:
+        before = _largest_scaled(self.recipe, forward=self.forward)
+        factor = _largest_scaled(recipe, forward=self.forward) / before
+        if factor != 1.0:
+            rows = self.amax_history.shape[0]
+            came_from_amax = self.amax_history[-1] > 0 if rows > 1 else self.scale != 1.0
+            adapted = (self.scale * factor).clamp(max=FLOAT32_MAX)
+            self.scale = torch.where(came_from_amax, adapted, self.scale)
+
+    def _resize(self, wanted: int) -> None:
+        """The running amax stands in row 0 and the newest past one in the last row: both are kept."""
+        before = self.amax_history
+        rows = before.shape[0]
+        if rows != wanted:
+            kept = min(rows, wanted) - 1
+            self.amax_history = before.new_zeros(wanted, before.shape[1])
+            self.amax_history[0] = before[0]
+            self.amax_history[wanted - kept :] = before[rows - kept :]
 
     def make_quantizers(self) -> list[Quantizer]:
         """One quantizer per slot; they share this state's memory."""
-        return [
-            Float8Quantizer(self.scale[slot : slot + 1], self.amax_history[0, slot : slot + 1], self.format.dtype)
-            for slot in range(len(self.roles))
-        ]
+        with torch.inference_mode(mode=False):
+            return [
+                Float8Quantizer(self.scale[slot : slot + 1], self.amax_history[0, slot : slot + 1], self.format.dtype)
+                for slot in range(len(self.roles))
+            ]
 
     def update(self) -> None:
         """Roll the history and renew the scales, in place."""
         recipe = self.recipe
-        if isinstance(recipe.amax_compute_algo, str) and recipe.scaling_factor_compute_algo is None:
+        if recipe.updates_by_op:
             te_hal.ops.update_delayed_scale(
                 self.amax_history,
                 self.scale,
                 fp8_max=self.format.max,
                 margin=recipe.margin,
-                amax_compute_algo=recipe.amax_compute_algo,
+                amax_compute_algo=recipe.amax_compute_algo,  # type: ignore[arg-type] # a name, or no op would do
             )
         else:
             self._update_with_callables()
 
     def _update_with_callables(self) -> None:
-        """Transformer Engine's rule for a user's callables: the history rolls every time, also for a zero amax."""
+        """Transformer Engine's rule for a user's callables: the history rolls every time, also for a zero amax.
+
+        Callables get copies, and their results are checked before anything is written: an error changes nothing.
+        """
         recipe, history = self.recipe, self.amax_history
         if callable(recipe.amax_compute_algo):
-            amax = recipe.amax_compute_algo(history)
+            amax = self._checked(recipe.amax_compute_algo(history.clone()), "amax_compute_algo")
         elif recipe.amax_compute_algo == "max":
             amax = history.amax(dim=0)
         else:
             amax = history[0].clone()
         if recipe.scaling_factor_compute_algo is not None:
-            scale = recipe.scaling_factor_compute_algo(amax, self.scale, self.format.max, recipe)
+            scale = recipe.scaling_factor_compute_algo(amax, self.scale.clone(), self.format.max, recipe)
+            scale = self._checked(scale, "scaling_factor_compute_algo")
         else:
             scale = self._default_scale(amax)
+        self.scale.copy_(scale)
         history.copy_(history.roll(-1, 0))
         history[0] = 0.0
-        self.scale.copy_(scale)
 
     def _default_scale(self, amax: torch.Tensor) -> torch.Tensor:
-        numerator = torch.full_like(amax, self.numerator)
+        numerator = torch.full_like(amax, _largest_scaled(self.recipe, forward=self.forward))
         scale = (numerator / amax).clamp(max=FLOAT32_MAX)
         return torch.where((amax > 0) & torch.isfinite(amax), scale, self.scale)
+
+    def _checked(self, result: object, name: str) -> torch.Tensor:
+        wanted = tuple(self.scale.shape)
+        if not isinstance(result, torch.Tensor) or tuple(result.shape) != wanted:
+            raise ArgumentError(
+                f"DelayedScaling.{name}",
+                got=f"a result of shape {tuple(result.shape)}"
+                if isinstance(result, torch.Tensor)
+                else f"a {type(result).__name__} as result",
+                accepted=f"a tensor of shape {wanted}, one value per tensor of the module",
+                todo="reduce over dim 0 of the history only",
+            )
+        return result.detach().to(self.scale)
+
+
+def _largest_scaled(recipe: DelayedScaling, *, forward: bool) -> float:
+    """What amax divides to give a scale (docs/numerics.md, D3)."""
+    return recipe.element_format(forward=forward).max * 2.0**-recipe.margin
 
 
 class CurrentScalingState:
@@ -113,6 +176,11 @@ class CurrentScalingState:
         self.roles = tuple(roles)
         self.forward = forward
         self.format = recipe.element_format(forward=forward)
+
+    def adapt(self, recipe: Float8CurrentScaling, device: torch.device) -> None:  # noqa: ARG002 - there is nothing to move
+        """Go over to another recipe."""
+        self.recipe = recipe
+        self.format = recipe.element_format(forward=self.forward)
 
     def make_quantizers(self) -> list[Quantizer]:
         """One quantizer per slot, with the settings of its role."""
@@ -133,19 +201,28 @@ class CurrentScalingState:
 ScalingState = DelayedScalingState | CurrentScalingState
 
 
+def check_is_built(recipe: Recipe) -> None:
+    """Refuse a recipe that has no scaling state here.
+
+    Raises:
+        UnsupportedError: neither delayed nor current scaling, nor derived from one of them.
+    """
+    if not isinstance(recipe, (DelayedScaling, Float8CurrentScaling)):
+        raise UnsupportedError(
+            "autocast",
+            got=f"recipe {type(recipe).__name__}",
+            accepted="DelayedScaling, Float8CurrentScaling and classes derived from them",
+            todo="derive from one of these",
+        )
+
+
 def make_scaling_state(recipe: Recipe, roles: Sequence[str], *, forward: bool, device: torch.device) -> ScalingState:
     """The state that a recipe needs for one module and direction.
 
     Raises:
         UnsupportedError: no state is built for this recipe.
     """
+    check_is_built(recipe)
     if isinstance(recipe, DelayedScaling):
         return DelayedScalingState(recipe, roles, forward=forward, device=device)
-    if isinstance(recipe, Float8CurrentScaling):
-        return CurrentScalingState(recipe, roles, forward=forward)
-    raise UnsupportedError(
-        "scaling state",
-        got=f"recipe {type(recipe).__name__}",
-        accepted="DelayedScaling, Float8CurrentScaling",
-        todo="use one of these",
-    )
+    return CurrentScalingState(recipe, roles, forward=forward)  # type: ignore[arg-type] # the other one
