@@ -27,7 +27,7 @@ _COLORS = {True: "green", False: "red", None: "yellow"}
 _COLUMNS: tuple[tuple[str, Callable[[RunResult, Summary], str]], ...] = (
     ("train\nloss", lambda run, _: _number(run.last_loss, ".4f")),
     ("held-out\nloss", lambda run, _: _number(run.held_out_loss, ".4f")),
-    ("vs\nBF16", lambda run, summary: _number(difference(run, summary.runs[0]), "+.2%")),
+    ("vs\nBF16", lambda run, summary: _relative(run, summary.runs[0])),
     ("grad\nnorm", lambda run, _: _number(run.last_gradient_norm, ".3g")),
     ("ms/\nstep", lambda run, _: _number(run.median_step_seconds * 1e3, ".1f")),
     ("tokens\n/s", lambda run, summary: _number(summary.batch / run.median_step_seconds, ",.0f")),
@@ -64,6 +64,10 @@ def _notes(summary: Summary) -> list[str]:
     if memory:
         notes.append(f"peak: of one step; {memory.method}")
     return notes
+
+
+def _relative(run: RunResult, baseline: RunResult) -> str:
+    return _UNKNOWN if run is baseline else _number(difference(run, baseline), "+.2%")
 
 
 def _number(value: float, form: str) -> str:

@@ -1,0 +1,59 @@
+"""The options of a comparison: what they may be."""
+
+import pytest
+
+from te_hal.cli.config import CompareConfig, split_names
+from te_hal.schema.errors import ArgumentError, NotBuiltError
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "accepted"),
+    [
+        ("steps", 0, "an integer of at least 1"),
+        ("steps", -3, "an integer of at least 1"),
+        ("steps", 2**63, "an integer of at least 1"),
+        ("layers", 0, "an integer of at least 1"),
+        ("width", 0, "a positive multiple of 16"),
+        ("width", 100, "a positive multiple of 16"),
+        ("batch", -8, "a positive multiple of 8"),
+        ("batch", 4, "a positive multiple of 8"),
+        ("seed", -1, "an integer of at least 0"),
+        ("lr", 0.0, "a finite number above 0"),
+        ("lr", float("inf"), "a finite number above 0"),
+        ("lr", float("nan"), "a finite number above 0"),
+        ("model", "rnn", "mlp"),
+        ("recipes", ("delayed", "fp9"), "delayed, current"),
+        ("recipes", (), "delayed, current"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_its_option(option, value, accepted):
+    with pytest.raises(ArgumentError) as refusal:
+        CompareConfig(**{option: value})
+    assert refusal.value.where == f"te-hal compare: --{option.removesuffix('s') if option == 'recipes' else option}"
+    assert refusal.value.accepted == accepted
+
+
+@pytest.mark.parametrize(("width", "nearest"), [(100, 96), (1, 16), (250, 256)])
+def test_the_nearest_multiple_is_named(width, nearest):
+    with pytest.raises(ArgumentError, match=f"the nearest is {nearest}"):
+        CompareConfig(width=width)
+
+
+@pytest.mark.parametrize("options", [{"model": "gpt"}, {"recipes": ("mxfp8",)}, {"recipes": ("nvfp4",)}])
+def test_what_comes_later_is_refused_by_name(options):
+    with pytest.raises(NotBuiltError, match="not built yet"):
+        CompareConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        (["delayed"], ("delayed",)),
+        (["delayed,current"], ("delayed", "current")),
+        (["current", "delayed"], ("current", "delayed")),
+        ([" current , delayed,", "current"], ("current", "delayed")),
+        ([""], ()),
+    ],
+)
+def test_names_may_be_repeated_or_separated_by_commas(values, names):
+    assert split_names(values) == names
