@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 def get_backend() -> Backend:
     """The backend in force for ``torch.get_default_device()``.
 
+    In torch 2.7 a ``with torch.device(...)`` block does not count there, only ``torch.set_default_device``.
+
     Raises:
         BackendNotFoundError, BackendUnavailableError: none, or more than one; says what exists.
     """

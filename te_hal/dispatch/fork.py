@@ -23,8 +23,7 @@ class _Uses:
         self.before_fork: frozenset[tuple[str, str]] = frozenset()
 
     def forked(self) -> None:
-        self.before_fork |= self.here
-        self.here = set()
+        self.before_fork = frozenset(self.here)
 
 
 _USES = _Uses()

@@ -10,7 +10,8 @@ from stub_backends import stub
 import te_hal
 from te_hal import Policy, ops
 from te_hal.dispatch import current_memo, register_backend, registry
-from te_hal.schema.support import SUPPORTED, Call, Support
+from te_hal.schema.errors import BackendUnavailableError
+from te_hal.schema.support import SUPPORTED, Call, Code, Support
 
 INPUT = torch.ones(3)
 
@@ -115,6 +116,21 @@ def test_a_call_resolved_while_the_choice_changes_is_not_remembered() -> None:
     assert not current_memo()
     ops.amax(INPUT)
     assert current_memo()
+
+
+def test_the_memo_is_renewed_when_a_backend_stops_being_usable() -> None:
+    answers = [SUPPORTED, Support.no(Code.ENVIRONMENT, "unplugged")]
+    register_backend(stub("chip", usable=lambda: answers[0]))
+    te_hal.set_backend("chip")
+    ops.amax(INPUT)
+    before = current_memo()
+    te_hal.list_backends()
+    assert current_memo() is before
+    answers.reverse()
+    te_hal.list_backends()
+    assert current_memo() is not before
+    with pytest.raises(BackendUnavailableError, match=r"unplugged"):
+        ops.amax(INPUT)
 
 
 def test_a_wrong_call_is_not_remembered() -> None:

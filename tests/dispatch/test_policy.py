@@ -105,6 +105,15 @@ def test_nobody_left_is_one_error_with_every_reason(trace: Trace) -> None:
     assert trace.ran == []
 
 
+def test_a_backend_that_is_its_own_fallback_is_asked_once(trace: Trace) -> None:
+    te_hal.set_backend("picky")
+    te_hal.set_policy(Policy(fallback=("picky",)))
+    with pytest.raises(UnsupportedError) as error:
+        ops.amax(INPUT)
+    assert str(error.value).count("does not do fp32") == 1
+    assert trace.ran == []
+
+
 @pytest.mark.parametrize("fallback", [(), ("fp32",)], ids=["no_fallback", "fallback_listed"])
 def test_an_op_that_raises_gives_its_own_error_at_once_and_runs_nowhere_else(
     trace: Trace, fallback: tuple[str, ...]
@@ -226,7 +235,7 @@ def test_a_policy_is_a_value() -> None:
     per_op["gemm"] = "null"
     assert policy == Policy(per_op={"amax": "null"}, fallback=("null",))
     assert hash(policy) == hash(Policy(per_op={"amax": "null"}, fallback=("null",)))
-    assert pickle.loads(pickle.dumps(policy)) == policy  # noqa: S301 - our own bytes
+    assert pickle.loads(pickle.dumps(policy)) == policy
     with pytest.raises(TypeError):
         policy.per_op["gemm"] = "null"  # type: ignore[index]
 

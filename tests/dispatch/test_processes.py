@@ -129,8 +129,8 @@ def test_the_environment_lists_fallbacks() -> None:
 
 def test_a_device_backend_in_use_before_a_fork_is_refused_in_the_child() -> None:
     program = """
-        import os, sys, torch, te_hal
-        from te_hal.dispatch import ANY_DEVICE, Backend, register_backend, resolve
+        import os, sys, torch, te_hal, te_hal.ops
+        from te_hal.dispatch import ANY_DEVICE, Backend, current_memo, register_backend, resolve
         from te_hal.schema.support import SUPPORTED, Call
 
         def amax(input, *, out=None): ...
@@ -147,8 +147,12 @@ def test_a_device_backend_in_use_before_a_fork_is_refused_in_the_child() -> None
                 return str(error)
 
         ask("cuda"), ask("cpu")
+        te_hal.ops.amax(torch.ones(1))
+        memo = current_memo()
+        assert memo
         for child in ("first", "second"):
             if os.fork() == 0:
+                assert current_memo() is not memo and not current_memo()
                 print(child, "cpu:", ask("cpu"), "| xpu:", ask("xpu"), "| cuda:", ask("cuda:1"), flush=True)
                 if child == "second" and os.fork() == 0:
                     print("grandchild", "xpu:", ask("xpu"), flush=True)

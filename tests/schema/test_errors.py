@@ -39,7 +39,7 @@ def test_a_name_of_te_that_is_not_there_yet_is_missing_for_hasattr_too() -> None
 @pytest.mark.parametrize("name", TWINS)
 def test_an_error_keeps_its_facts_through_pickle_as_between_processes(name: str) -> None:
     error = getattr(errors, name)("gemm", got="2", accepted="1", todo="pass 1")
-    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is type(error)
     assert str(copy) == str(error) == "gemm: got 2; accepted: 1; pass 1"
     assert (copy.where, copy.got, copy.accepted, copy.todo) == ("gemm", "2", "1", "pass 1")
