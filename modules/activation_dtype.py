@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from te_hal.quantization import Float8Tensor
 from te_hal.schema.errors import ArgumentError
 from te_hal.schema.formats import FLOATS
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
-
-def activation_dtype(module: str, input: torch.Tensor, parameters: Mapping[str, torch.Tensor]) -> torch.dtype:
+def activation_dtype(module: str, input: torch.Tensor, **parameters: torch.Tensor | None) -> torch.dtype:
     """Find the activation dtype and refuse what does not fit together.
 
     Args:
         module: module class and name, for messages.
         input: the module's input.
-        parameters: its parameters by name.
+        parameters: its parameters by name; None where there is none.
 
     Returns:
         torch.autocast's dtype if it is on for the input's device type, else the common dtype.
@@ -28,36 +23,34 @@ def activation_dtype(module: str, input: torch.Tensor, parameters: Mapping[str, 
     Raises:
         ArgumentError: devices differ; dtypes differ without torch.autocast; a dtype that no gemm takes.
     """
-    for name, parameter in parameters.items():
-        if parameter.device != input.device:
+    operands = {"input": input, **{name: given for name, given in parameters.items() if given is not None}}
+    for name, operand in operands.items():
+        if operand.device != input.device:
             raise ArgumentError(
                 module,
-                got=f"input on {input.device}, {name} on {parameter.device}",
+                got=f"input on {input.device}, {name} on {operand.device}",
                 accepted="both on one device",
                 todo=f"move the model or the input: .to({str(input.device)!r})",
             )
+        if operand.dtype not in FLOATS:
+            raise ArgumentError(
+                module,
+                got=f"{name} of {operand.dtype}",
+                accepted=", ".join(str(dtype) for dtype in FLOATS),
+                todo="cast it",
+            )
     device_type = input.device.type
-    dtype: torch.dtype
     if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
-        dtype = torch.get_autocast_dtype(device_type)
-    else:
-        dtype = input.dtype
-        for name, parameter in parameters.items():
-            if parameter.dtype != dtype:
-                raise ArgumentError(
-                    module,
-                    got=f"input of {dtype}, {name} of {parameter.dtype}",
-                    accepted="one dtype for input and parameters outside of torch.autocast",
-                    todo=f"cast the input, build the module with params_dtype={dtype}, or use torch.autocast",
-                )
-    if dtype not in FLOATS:
-        raise ArgumentError(
-            module,
-            got=f"activation dtype {dtype}",
-            accepted=", ".join(str(accepted) for accepted in FLOATS),
-            todo="cast input and parameters",
-        )
-    return dtype
+        return torch.get_autocast_dtype(device_type)
+    for name, operand in operands.items():
+        if operand.dtype != input.dtype:
+            raise ArgumentError(
+                module,
+                got=f"input of {input.dtype}, {name} of {operand.dtype}",
+                accepted="one dtype for input and parameters outside of torch.autocast",
+                todo=f"cast the input, build the module with params_dtype={input.dtype}, or use torch.autocast",
+            )
+    return input.dtype
 
 
 def cast_if_needed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

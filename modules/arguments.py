@@ -1,10 +1,12 @@
-"""Refusals by name: arguments of Transformer Engine whose feature is not built yet."""
+"""Checks of constructor arguments, and refusals by name of those whose feature is not built yet."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from te_hal.schema.errors import UnsupportedError
+import torch
+
+from te_hal.schema.errors import ArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,3 +51,31 @@ def refuse_later(where: str, given: Mapping[str, object], defaults: Mapping[str,
                 accepted=repr(default),
                 todo=f"leave it out: {_FEATURES[name]} is not built yet",
             )
+
+
+def check_size(where: str, size: object) -> int:
+    """A positive int.
+
+    Raises:
+        ArgumentError: anything else.
+    """
+    if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
+        raise ArgumentError(where, got=repr(size), accepted="a positive int", todo="correct it")
+    return size
+
+
+def check_dtype(where: str, dtype: object) -> torch.dtype:
+    """A dtype that parameters can have; None stands for torch's default dtype.
+
+    Raises:
+        ArgumentError: no floating-point dtype of 16 bits or more.
+    """
+    chosen = torch.get_default_dtype() if dtype is None else dtype
+    if not isinstance(chosen, torch.dtype) or not chosen.is_floating_point or chosen.itemsize == 1:
+        raise ArgumentError(
+            where,
+            got=repr(dtype),
+            accepted="torch.float32, torch.bfloat16, torch.float16, or None for torch's default dtype",
+            todo="FP8 is what te.autocast makes of parameters of such a dtype",
+        )
+    return chosen

@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
-import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from te_hal.dispatch import current_memo
+from te_hal.modules.plan import make_plan
+from te_hal.modules.scaling import build_scaling
+from te_hal.modules.scaling_checkpoint import load_scaling, save_scaling
 from te_hal.modules.state_dict import OptionalExtraState
-from te_hal.quantization import extra_state
-from te_hal.quantization.autocast import current_frame
-from te_hal.quantization.scaling_state import (
-    BACKWARD_ROLES,
-    FORWARD_ROLES,
-    DelayedScalingState,
-    ScalingState,
-    make_scaling_state,
-)
-from te_hal.recipe import DelayedScaling, Format, Recipe
-from te_hal.schema.errors import CheckpointError, TeHalError
+from te_hal.modules.weight_cache import WeightCache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from te_hal.modules.plan import LinearPlan
+    from te_hal.modules.plan_key import PlanKey
+    from te_hal.modules.scaling import Scaling
     from te_hal.quantization import Quantizer
     from te_hal.quantization.autocast import Frame
+    from te_hal.recipe import Recipe
+    from te_hal.schema.formats import ColumnwiseOrder
     from te_hal.schema.storage import QuantizedStorage
-
-_DIRECTIONS = (("scaling_fwd", FORWARD_ROLES, True), ("scaling_bwd", BACKWARD_ROLES, False))
-_ARRAYS = {"scaling_fwd": ("scale_fwd", "amax_history_fwd"), "scaling_bwd": ("scale_bwd", "amax_history_bwd")}
 
 
 class Fp8Module(OptionalExtraState, torch.nn.Module):
     """Base of modules that quantize under :class:`te_hal.modules.autocast`.
 
-    Scaling state belongs to the module and its recipe. A recipe that differs in any field from the one the state
-    was built for (another object, or the same one changed) rebuilds the quantizers and drops cached weights; a
-    delayed-scaling history goes along, with its scales adapted to a new margin or format.
+    Scaling state belongs to the module and its recipe; a module keeps one per family of recipes, so that several may
+    be used in turn. A recipe that differs in any field from the one the state was built for (another object, or the
+    same one changed) rebuilds the quantizers and drops cached weights; a delayed-scaling history goes along, with its
+    scales adapted to a new margin or format.
 
     Attributes:
         fp8: whether the last forward ran in FP8.
@@ -51,55 +48,75 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         super().__init__()
         self.name = name
         self.fp8 = False
-        self.fp8_initialized = False
         self.fp8_calibration = False
+        self._weight_cache = WeightCache()
+        self._plans: dict[PlanKey, LinearPlan] = {}
+        self._scaling: dict[str, Scaling] = {}
+        self._in_use: str | None = None
+        self.fp8_initialized = False
         self.fp8_meta: dict[str, Any] = {"recipe": None, "num_gemms": 1}
         self.quantizers: dict[str, list[Quantizer]] = {"scaling_fwd": [], "scaling_bwd": []}
-        self._states: dict[type[Recipe], dict[str, ScalingState]] = {}
-        self._built_for: Recipe | None = None
-        self._fp8_workspaces: dict[str, QuantizedStorage] = {}
-        self._plans: dict[object, Any] = {}
 
     @property
     def label(self) -> str:
         """Class and name, for messages."""
         return type(self).__name__ if self.name is None else f"{type(self).__name__} {self.name!r}"
 
-    def begin_forward(self, device: torch.device) -> Frame:
-        """Take note of the autocast in force and bring scaling state and quantizers into line with its recipe."""
-        frame = current_frame()
+    @property
+    def _fp8_workspaces(self) -> dict[str, QuantizedStorage]:
+        return self._weight_cache.storages
+
+    def begin_forward(self, frame: Frame, device: torch.device, order: ColumnwiseOrder) -> None:
+        """Bring scaling state and quantizers into line with the autocast in force.
+
+        Args:
+            frame: what is in force.
+            device: of the input.
+            order: memory order in which quantizers lay out columnwise copies.
+        """
         self.fp8, self.fp8_calibration = frame.enabled, frame.calibrating
-        if frame.recipe is not None and (frame.enabled or frame.calibrating):
-            self._use_recipe(frame.recipe, device)
-        return frame
+        if frame.recipe is None or not (frame.enabled or frame.calibrating):
+            return
+        self._use_recipe(frame.recipe, device)
+        if self.quantizers["scaling_fwd"][0].columnwise_order != order:
+            # Not set in place: a backward that is still to come belongs to another order.
+            self.quantizers = {key: [_ordered(q, order) for q in made] for key, made in self.quantizers.items()}
 
     def _use_recipe(self, recipe: Recipe, device: torch.device) -> None:
-        states = self._states.get(type(recipe))
-        if recipe == self._built_for and states is not None and _lives_on(states, device):
-            for state in states.values():
-                state.recipe = recipe  # type: ignore[assignment] # of the state's own class
+        held = self._scaling.get(recipe.family)
+        if held is not None and held.serves(recipe, device):
+            if held.source[0] is not recipe:
+                held = self._scaling[recipe.family] = replace(held, source=(recipe, recipe.version))
+                for state in held.states.values():
+                    state.recipe = recipe  # type: ignore[assignment] # of the state's own class
+            if self._in_use != recipe.family:
+                self._install(recipe.family)
             self.fp8_meta["recipe"] = recipe
             return
-        made = {
-            key: make_scaling_state(recipe, roles, forward=forward, device=device)
-            for key, roles, forward in _DIRECTIONS
-        }
-        if states is not None:
-            _carry_over(states, made)
-        self._install(recipe, made)
+        self._scaling[recipe.family] = build_scaling(recipe, device, held)
+        self._install(recipe.family)
 
-    def _install(self, recipe: Recipe, states: dict[str, ScalingState]) -> None:
-        self._states[type(recipe)] = states
-        self._built_for = copy.copy(recipe)
-        self.fp8_meta.update(states, recipe=recipe)
-        self.quantizers = {key: state.make_quantizers() for key, state in states.items()}
+    def _install(self, family: str) -> None:
+        """Put the state of one family in use."""
+        scaling = self._scaling[family]
+        self._in_use = family
+        self.fp8_meta.update(scaling.states, recipe=scaling.source[0])
+        self.quantizers = scaling.make_quantizers()
         self.fp8_initialized = True
         self.clear_weight_caches()
-        self._plans.clear()
 
     def clear_weight_caches(self) -> None:
         """Drop the quantized weights kept for ``is_first_microbatch``; the next forward makes new ones."""
-        self._fp8_workspaces.clear()
+        self._weight_cache.clear()
+
+    def forget_scaling_state(self) -> None:
+        """Start scaling state anew, as for weights that come from elsewhere."""
+        self._scaling.clear()
+        self._in_use = None
+        self.fp8_meta = {"recipe": None, "num_gemms": 1}
+        self.quantizers = {"scaling_fwd": [], "scaling_bwd": []}
+        self.fp8_initialized = False
+        self.clear_weight_caches()
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Fp8Module:
         self.clear_weight_caches()
@@ -107,19 +124,27 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         return super()._apply(fn, recurse)  # type: ignore[no-any-return,no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Plans hold kernels of this process, and caches are remade: neither is pickled or copied."""
-        return {**self.__dict__, "_plans": {}, "_fp8_workspaces": {}}
+        """What is remade is neither pickled nor copied: plans hold kernels of this process, quantizers share memory."""
+        left_out = {"_plans": {}, "_weight_cache": WeightCache(), "quantizers": {}}
+        return {**self.__dict__, **left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over a pickled or copied state; quantizers are made anew over its scaling state."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.quantizers = {"scaling_fwd": [], "scaling_bwd": []}
+        if self._in_use is not None:
+            self._install(self._in_use)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - torch's arguments
+        self.clear_weight_caches()
+        super()._load_from_state_dict(*args, **kwargs)
 
     def get_extra_state(self) -> torch.Tensor:
-        """Scaling state as a CPU uint8 tensor (quantization.extra_state); of no elements when the recipe has none."""
-        states = self._states.get(DelayedScaling) if isinstance(self._built_for, DelayedScaling) else None
-        if states is None or self._built_for is None:
-            return extra_state.empty()
-        arrays: dict[str, torch.Tensor] = {}
-        for key, (scale, history) in _ARRAYS.items():
-            arrays[scale] = states[key].scale  # type: ignore[union-attr] # delayed
-            arrays[history] = states[key].amax_history  # type: ignore[union-attr]
-        return extra_state.pack(extra_state.SavedState("DelayedScaling", self._built_for.settings(), arrays))
+        """Delayed-scaling state as a CPU uint8 tensor (quantization.extra_state); of no elements without any.
+
+        It is saved also while a recipe without state is in use.
+        """
+        return save_scaling(self._scaling)
 
     def set_extra_state(self, state: object) -> None:
         """Take over saved scaling state; zero bytes (or None) start it anew.
@@ -127,75 +152,56 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         Raises:
             CheckpointError: not written by te_hal, cut short, altered, or of another shape.
         """
-        saved = None if state is None else extra_state.unpack(state, self.label)
-        if saved is None:
-            self.forget_scaling_state()
-            return
-        recipe = _saved_recipe(saved, self.label)
-        made = {}
-        for key, roles, forward in _DIRECTIONS:
-            fresh = DelayedScalingState(recipe, roles, forward=forward, device=torch.device("cpu"))
-            fresh.adopt(*_checked_arrays(saved, key, fresh, self.label))
-            made[key] = fresh
-        self._states.clear()
-        self._install(recipe, made)  # type: ignore[arg-type] # dict is invariant
+        loaded = None if state is None else load_scaling(state, self.label)
+        self.forget_scaling_state()
+        if loaded is not None:
+            self._scaling[loaded.recipe.family] = loaded
+            self._install(loaded.recipe.family)
 
-    def forget_scaling_state(self) -> None:
-        """Start scaling state anew, as for weights that come from elsewhere."""
-        self._states.clear()
-        self._built_for = None
-        self.fp8_meta = {"recipe": None, "num_gemms": 1}
-        self.quantizers = {"scaling_fwd": [], "scaling_bwd": []}
-        self.fp8_initialized = False
-        self.clear_weight_caches()
+    def plan_for(self, key: PlanKey) -> LinearPlan:
+        """The plan of a call: kept, or made now if there is none for this selection.
 
+        Raises:
+            UnsupportedError, BackendUnavailableError: as te_hal.modules.plan.make_plan.
+        """
+        plan = self._plans.get(key)
+        if plan is None or plan.memo is not current_memo():
+            plan = self._plans[key] = make_plan(key)
+        return plan
 
-def _lives_on(states: dict[str, ScalingState], device: torch.device) -> bool:
-    return all(not isinstance(s, DelayedScalingState) or s.scale.device == device for s in states.values())
+    def quantized_weight(
+        self,
+        name: str,
+        parameters: Sequence[torch.Tensor],
+        weight: torch.Tensor,
+        plan: LinearPlan,
+        is_first_microbatch: bool | None,
+    ) -> QuantizedStorage:
+        """A weight for the gemms: kept since the first microbatch, or quantized now.
 
-
-def _carry_over(old: dict[str, ScalingState], new: dict[str, ScalingState]) -> None:
-    """Keep histories; adapt scales to another margin or format (exact: the factor is a power of two)."""
-    for key, state in new.items():
-        before = old[key]
-        if isinstance(state, DelayedScalingState) and isinstance(before, DelayedScalingState):
-            state.adopt(before.scale, before.amax_history)
-            factor = state.numerator / before.numerator
-            if factor != 1.0:
-                came_from_history = before.amax_history[1:].amax(dim=0).to(state.scale.device) > 0
-                state.scale.copy_(torch.where(came_from_history, state.scale * factor, state.scale))
-
-
-def _saved_recipe(saved: extra_state.SavedState, label: str) -> DelayedScaling:
-    """The saved recipe, as far as it can be written down: a callable becomes the default until autocast brings one."""
-    if saved.recipe != "DelayedScaling":
-        raise CheckpointError(
-            f"{label}: _extra_state", got=f"recipe {saved.recipe}", accepted="DelayedScaling", todo="remove the entry"
+        Args:
+            name: under which it is kept.
+            parameters: what it was made from; a change of one makes what is kept invalid.
+            weight: detached, in the activation dtype.
+            plan: says which copies.
+            is_first_microbatch: None: quantize. True: quantize and keep. False: take what is kept, if it fits.
+        """
+        kept = self._weight_cache.get(name, parameters, plan) if is_first_microbatch is False else None
+        if kept is not None:
+            return kept
+        made = plan.copies.weight_made
+        storage = self.quantizers["scaling_fwd"][1].quantize_storage(
+            weight,
+            rowwise=made.rowwise,
+            columnwise=made.columnwise,
+            kernels=plan.casts.weight,  # type: ignore[arg-type] # bound under FP8
         )
-    fields = {k: v for k, v in saved.fields.items() if not (isinstance(v, str) and v.startswith("callable "))}
-    try:
-        return DelayedScaling(**{**fields, "fp8_format": Format[fields["fp8_format"]]})
-    except (KeyError, TypeError, TeHalError) as error:
-        raise CheckpointError(
-            f"{label}: _extra_state",
-            got=f"recipe fields {saved.fields}",
-            accepted="fields of DelayedScaling",
-            todo="save again with this version",
-        ) from error
+        if is_first_microbatch is not None:
+            self._weight_cache.put(name, storage, parameters, plan)
+        return storage
 
 
-def _checked_arrays(
-    saved: extra_state.SavedState, key: str, fresh: DelayedScalingState, label: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    scale_name, history_name = _ARRAYS[key]
-    wanted = {scale_name: tuple(fresh.scale.shape), history_name: tuple(fresh.amax_history.shape)}
-    for name, shape in wanted.items():
-        got = tuple(saved.arrays[name].shape) if name in saved.arrays else None
-        if got != shape:
-            raise CheckpointError(
-                f"{label}: _extra_state",
-                got=f"{name} of shape {got}",
-                accepted=f"shape {shape}",
-                todo="load a checkpoint of the same module",
-            )
-    return saved.arrays[scale_name], saved.arrays[history_name]
+def _ordered(quantizer: Quantizer, order: ColumnwiseOrder) -> Quantizer:
+    made = quantizer.copy()
+    made.columnwise_order = order
+    return made

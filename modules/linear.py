@@ -7,25 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from te_hal.dispatch import current_memo
 from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed
-from te_hal.modules.arguments import refuse_later
+from te_hal.modules.arguments import check_dtype, check_size, refuse_later
 from te_hal.modules.device import parameter_device
 from te_hal.modules.fp8_module import Fp8Module
-from te_hal.modules.linear_function import LinearCall, LinearFunction, Quantizers
-from te_hal.modules.main_grad import FirstMicrobatch, main_grad_of
-from te_hal.modules.plan import Formats, LinearPlan, PlanKey, make_plan
+from te_hal.modules.linear_call import LinearCall, Quantizers
+from te_hal.modules.linear_function import LinearFunction
+from te_hal.modules.main_grad import Microbatches, main_grad_dtype
+from te_hal.modules.plan_key import plan_key
 from te_hal.modules.recompute import refuse_recompute
 from te_hal.modules.shape_rule import check_fp8_shape
 from te_hal.modules.split_parameters import resolve_splits
+from te_hal.modules.transforms import refuse_transforms, run_eagerly
 from te_hal.quantization import Float8Tensor
-from te_hal.quantization.float8_quantizer import Float8Quantizer
+from te_hal.quantization.autocast import current_frame
 from te_hal.quantization.scaling_state import DelayedScalingState
+from te_hal.recipe import DelayedScaling
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from te_hal.modules.plan import LinearPlan
     from te_hal.quantization.autocast import Frame
 
 _INIT_STD = 0.023
@@ -104,7 +107,8 @@ class Linear(Fp8Module):
         given = {argument: value for argument, value in locals().items() if argument in _LATER_DEFAULTS}
         refuse_later("Linear", given, _LATER_DEFAULTS)
         super().__init__(name)
-        self.in_features, self.out_features = in_features, out_features
+        self.in_features = check_size("Linear: in_features", in_features)
+        self.out_features = check_size("Linear: out_features", out_features)
         self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
         self.use_bias, self.return_bias = bias, return_bias
         self.save_original_input = save_original_input
@@ -119,8 +123,8 @@ class Linear(Fp8Module):
                 accepted="one weight: its gradient is written into one main_grad",
                 todo="leave one of the two arguments out",
             )
-        self._first_microbatch: FirstMicrobatch | None = None
-        self._make_parameters(splits, params_dtype or torch.get_default_dtype(), parameter_device(device))
+        self._microbatches = Microbatches()
+        self._make_parameters(splits, check_dtype("Linear: params_dtype", params_dtype), parameter_device(device))
 
     def _make_parameters(self, splits: Mapping[str, int], dtype: torch.dtype, device: torch.device) -> None:
         for split, rows in splits.items():
@@ -145,6 +149,7 @@ class Linear(Fp8Module):
             for name in self.bias_names:
                 getattr(self, name).zero_()
 
+    @run_eagerly
     def forward(
         self,
         inp: torch.Tensor,
@@ -168,32 +173,43 @@ class Linear(Fp8Module):
             ArgumentError: shapes, dtypes or devices that do not fit; sizes that FP8 cannot take.
             UnsupportedError: the backend lacks the recipe; recompute over FP8.
         """
-        self._check_arguments(inp, is_first_microbatch)
-        refuse_recompute(self.label, fp8=self.fp8 or self._in_fp8_now())
-        weight, bias = self._combined(self.weight_names), self._combined(self.bias_names)
-        dtype = activation_dtype(self.label, inp, self._named({"weight": weight, "bias": bias}))
-        if self._in_fp8_now():
-            check_fp8_shape(self.label, "input", tuple(inp.shape))
-            check_fp8_shape(self.label, "weight", (self.out_features, self.in_features))
-        inp, weight = cast_if_needed(inp, dtype), cast_if_needed(weight, dtype)  # type: ignore[arg-type] # there is a weight
-        bias = None if bias is None else cast_if_needed(bias, dtype)
-        added_bias = None if self.return_bias else bias
-        frame = self.begin_forward(inp.device)
-        call = self._call(frame, inp, weight, added_bias, is_first_microbatch, fp8_output, fp8_grad)
-        output: torch.Tensor = LinearFunction.apply(inp, weight, added_bias, call)  # type: ignore[no-untyped-call]
-        if is_first_microbatch is not None and call.quantized_weight is not None:
-            self._fp8_workspaces["weight"] = call.quantized_weight
+        frame = current_frame()
+        self._check_call(inp, is_first_microbatch, frame)
+        weights = [getattr(self, name) for name in self.weight_names]
+        weight, bias = _joined(weights), _joined([getattr(self, name) for name in self.bias_names])
+        dtype = activation_dtype(self.label, inp, weight=weight, bias=bias)
+        inp = _as_input(inp, dtype, fp8=frame.enabled)
+        weight, bias = cast_if_needed(weight, dtype), None if bias is None else cast_if_needed(bias, dtype)
+        added = None if self.return_bias else bias
+        fused = self.fuse_wgrad_accumulation and torch.is_grad_enabled() and weight.requires_grad
+        plan = self.plan_for(
+            plan_key(
+                frame.recipe if frame.enabled else None,
+                inp,
+                weight,
+                added,
+                main_grad_dtype=main_grad_dtype(self.label, weights[0]) if fused else None,
+                keeps_original_input=self.save_original_input,
+                fp8_output=fp8_output,
+                fp8_grad=fp8_grad,
+            )
+        )
+        self.begin_forward(frame, inp.device, plan.order)
+        quantized = None
+        if frame.enabled:
+            quantized = self.quantized_weight("weight", weights, weight.detach(), plan, is_first_microbatch)
+        elif frame.calibrating:
+            self._record_amax_of(inp, weight)
+        call = self._call(frame, plan, is_first_microbatch)
+        output: torch.Tensor = LinearFunction.apply(inp, weight, added, quantized, call)  # type: ignore[no-untyped-call]
         if self.return_bias:
             return output, bias if bias is not None else torch.empty(0, dtype=dtype, device=inp.device)
         return output
 
-    @staticmethod
-    def _in_fp8_now() -> bool:
-        from te_hal.quantization.autocast import current_frame  # noqa: PLC0415
-
-        return current_frame().enabled
-
-    def _check_arguments(self, inp: object, is_first_microbatch: object) -> None:
+    def _check_call(self, inp: object, is_first_microbatch: object, frame: Frame) -> None:
+        """Refuse what cannot work, before anything has changed."""
+        refuse_transforms(self.label)
+        refuse_recompute(self.label, fp8=self.fp8 or frame.enabled)
         if not isinstance(inp, torch.Tensor):
             raise ArgumentTypeError(
                 self.label, got=f"a {type(inp).__name__}", accepted="a torch.Tensor", todo="pass a tensor"
@@ -205,147 +221,62 @@ class Linear(Fp8Module):
                 accepted=f"[..., {self.in_features}], as in_features={self.in_features}",
                 todo="check which layer feeds this one",
             )
-        if is_first_microbatch not in (None, True, False):
+        if is_first_microbatch is not None and not isinstance(is_first_microbatch, bool):
             raise ArgumentError(
                 f"{self.label}: is_first_microbatch",
                 got=repr(is_first_microbatch),
                 accepted="None, True, False",
                 todo="pass a bool",
             )
-
-    def _combined(self, names: list[str]) -> torch.Tensor | None:
-        parts = [getattr(self, name) for name in names]
-        if len(parts) > 1:
-            return torch.cat(parts)
-        return parts[0] if parts else None
-
-    @staticmethod
-    def _named(parameters: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
-        return {name: parameter for name, parameter in parameters.items() if parameter is not None}
-
-    def _call(
-        self,
-        frame: Frame,
-        inp: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        is_first_microbatch: bool | None,
-        fp8_output: bool,
-        fp8_grad: bool,
-    ) -> LinearCall:
-        grad = torch.is_grad_enabled()
-        dgrad, wgrad = grad and inp.requires_grad, grad and weight.requires_grad
-        into_main_grad = self.fuse_wgrad_accumulation and wgrad
-        if frame.calibrating:
-            self._calibrate(inp, weight, frame)
-        keeps_original = self.save_original_input and wgrad and frame.enabled and not isinstance(inp, Float8Tensor)
-        parameter = getattr(self, self.weight_names[0])
-        plan = self._plan(inp, weight, bias, dgrad, wgrad, into_main_grad, keeps_original, fp8_output and frame.enabled)
-        call = LinearCall(
-            module=self.label,
-            plan=plan,
-            quantizers=self._quantizers(plan) if frame.enabled else None,
-            cached_weight=None,
-            parameter=parameter,
-            first_microbatch=self._first_microbatch_of(is_first_microbatch) if into_main_grad else None,
-            into_main_grad=into_main_grad,
-            fp8_output=fp8_output,
-            fp8_grad=fp8_grad,
-            keeps_original_input=keeps_original,
-            dgrad=dgrad,
-            wgrad=wgrad,
-        )
-        if frame.enabled and frame.region is not None:
-            call.cached_weight = self._cached_weight(plan, weight.dtype) if is_first_microbatch is False else None
-            call.region = frame.region
-            call.updates_backward = (dgrad or wgrad) and frame.region.take_first()
-            self._note_forward(frame)
-        return call
-
-    def _quantizers(self, plan: LinearPlan) -> Quantizers:
-        forward, backward = self.quantizers["scaling_fwd"], self.quantizers["scaling_bwd"]
-        if self.save_original_input and isinstance(forward[0], Float8Quantizer):
+        if not frame.enabled:
+            return
+        check_fp8_shape(self.label, "input", tuple(inp.shape))
+        check_fp8_shape(self.label, "weight", (self.out_features, self.in_features))
+        if self.save_original_input and isinstance(frame.recipe, DelayedScaling):
             raise ArgumentError(
                 f"{self.label}: save_original_input",
                 got="delayed scaling",
                 accepted="a recipe whose input can be quantized again in backward",
                 todo="use Float8CurrentScaling, or leave save_original_input out",
             )
-        for quantizer in (*forward, *backward):
-            quantizer.columnwise_order = plan.order
-        of_input, of_weight, of_output = forward
-        grad_output, grad_input = backward
-        return Quantizers(of_input, of_weight, of_output, grad_output, grad_input, self.fp8_meta["scaling_bwd"])
 
-    def _calibrate(self, inp: torch.Tensor, weight: torch.Tensor, frame: Frame) -> None:
-        plain = inp.dequantize() if isinstance(inp, Float8Tensor) else inp
-        for quantizer, tensor in zip(self.quantizers["scaling_fwd"], (plain, weight), strict=False):
+    def _record_amax_of(self, *tensors: torch.Tensor) -> None:
+        for quantizer, tensor in zip(self.quantizers["scaling_fwd"], tensors, strict=False):
             quantizer.calibrate(tensor)
-        self._note_forward(frame)
 
-    def _note_forward(self, frame: Frame) -> None:
-        state = self.fp8_meta["scaling_fwd"]
+    def _call(self, frame: Frame, plan: LinearPlan, is_first_microbatch: bool | None) -> LinearCall:
+        state = self.fp8_meta.get("scaling_fwd") if frame.enabled or frame.calibrating else None
         if frame.region is not None and isinstance(state, DelayedScalingState):
             frame.region.queue.add(state, forward=True)
-
-    def _first_microbatch_of(self, is_first_microbatch: bool | None) -> FirstMicrobatch | None:
-        """One object for all uses in one first microbatch; a new one once a backward has overwritten main_grad."""
-        if not is_first_microbatch:
-            return None
-        if self._first_microbatch is None or self._first_microbatch.overwritten:
-            self._first_microbatch = FirstMicrobatch()
-        return self._first_microbatch
-
-    def _cached_weight(self, plan: LinearPlan, dtype: torch.dtype) -> Any:  # noqa: ANN401 - storage or None
-        """The kept weight, if it has the copies that this plan reads."""
-        cached = self._fp8_workspaces.get("weight")
-        if cached is None or cached.dtype != dtype or cached.columnwise_order != plan.order:
-            return None
-        made = plan.copies.weight_made
-        fits = (cached.kind.rowwise or not made.rowwise) and (cached.kind.columnwise or not made.columnwise)
-        return cached.keep(rowwise=made.rowwise, columnwise=made.columnwise) if fits else None
-
-    def _plan(
-        self,
-        inp: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        dgrad: bool,
-        wgrad: bool,
-        into_main_grad: bool,
-        keeps_original: bool,
-        fp8_output: bool,
-    ) -> LinearPlan:
-        dtype = weight.dtype
-        formats = self._formats(inp) if self.fp8 else None
-        delayed = formats is not None and isinstance(self.fp8_meta["scaling_fwd"], DelayedScalingState)
-        bias_dtype = None if bias is None else dtype
-        if formats is not None and bias_dtype == torch.float32:
-            bias_dtype = torch.bfloat16
-        main_grad = main_grad_of(self.label, getattr(self, self.weight_names[0])) if into_main_grad else None
-        key = PlanKey(
-            formats=formats,
-            delayed=delayed,
-            dtype=dtype,
-            bias_dtype=bias_dtype,
-            output_dtype=torch.float32 if fp8_output and delayed else dtype,
-            main_grad_dtype=None if main_grad is None else main_grad.dtype,
-            device=inp.device,
-            dgrad=dgrad,
-            wgrad=wgrad,
-            input_is_quantized=isinstance(inp, Float8Tensor),
-            keeps_original_input=keeps_original,
+        region, quantizers = None, None
+        if frame.enabled:
+            region = frame.region
+            quantizers = Quantizers.of(self.quantizers, self.fp8_meta["scaling_bwd"])
+        first = self._microbatches.note(is_first_microbatch) if plan.key.main_grad_dtype is not None else None
+        return LinearCall(
+            module=self.label,
+            plan=plan,
+            quantizers=quantizers,
+            parameter=getattr(self, self.weight_names[0]),
+            first_microbatch=first,
+            region=region,
+            updates_backward=region is not None and (plan.key.dgrad or plan.key.wgrad) and region.take_first(),
         )
-        plan: LinearPlan | None = self._plans.get(key)
-        if plan is None or plan.memo is not current_memo():
-            plan = self._plans[key] = make_plan(key)
-        return plan
-
-    def _formats(self, inp: torch.Tensor) -> Formats:
-        forward, backward = self.fp8_meta["scaling_fwd"], self.fp8_meta["scaling_bwd"]
-        input_format = inp.quantized_storage.format if isinstance(inp, Float8Tensor) else forward.format
-        return Formats(input_format, forward.format, backward.format, forward.recipe.scaling_mode)
 
     def extra_repr(self) -> str:
         """Sizes, for ``print(model)``."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.use_bias}"
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> Any:  # noqa: ANN401 - a tensor unless there are no parts
+    """Split parameters as one tensor; None without any."""
+    if len(parts) > 1:
+        return torch.cat(list(parts))
+    return parts[0] if parts else None
+
+
+def _as_input(inp: torch.Tensor, dtype: torch.dtype, *, fp8: bool) -> torch.Tensor:
+    """The input in the activation dtype; quantized stays quantized where FP8 gemms take it."""
+    if isinstance(inp, Float8Tensor) and not fp8:
+        return inp.dequantize(dtype=dtype)
+    return cast_if_needed(inp, dtype)

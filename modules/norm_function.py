@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from te_hal.dispatch import current_memo, resolve
+from te_hal.modules.transforms import run_eagerly
+from te_hal.quantization import Float8Tensor
 from te_hal.schema.support import Call
 
 if TYPE_CHECKING:
@@ -74,10 +77,11 @@ class NormFunction(torch.autograd.Function):
         return output  # type: ignore[no-any-return]
 
     @staticmethod
+    @once_differentiable
+    @run_eagerly
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
         """Gradients of input, weight and bias."""
-        grads = ctx.plan.backward(
-            grad_output.contiguous(), *ctx.saved_tensors, zero_centered_gamma=ctx.zero_centered_gamma
-        )
+        plain = grad_output.dequantize() if isinstance(grad_output, Float8Tensor) else grad_output
+        grads = ctx.plan.backward(plain.contiguous(), *ctx.saved_tensors, zero_centered_gamma=ctx.zero_centered_gamma)
         grad_input, grad_weight, *rest = grads
         return grad_input, grad_weight, rest[0] if ctx.has_bias else None, None, None, None

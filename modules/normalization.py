@@ -8,10 +8,11 @@ import torch
 
 from te_hal.dispatch import current_memo
 from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed
-from te_hal.modules.arguments import refuse_later
+from te_hal.modules.arguments import check_dtype, refuse_later
 from te_hal.modules.device import parameter_device
 from te_hal.modules.norm_function import NormFunction, NormKey, NormPlan, make_norm_plan
 from te_hal.modules.state_dict import OptionalExtraState
+from te_hal.modules.transforms import refuse_transforms, run_eagerly
 from te_hal.quantization import Float8Tensor
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
 
@@ -46,7 +47,7 @@ class Normalization(OptionalExtraState, torch.nn.Module):
         self.eps = float(eps)
         self.zero_centered_gamma = zero_centered_gamma
         self._plans: dict[NormKey, NormPlan] = {}
-        chosen = _one_of(kind, dtype, params_dtype, "params_dtype", needed=False) or torch.get_default_dtype()
+        chosen = check_dtype(f"{kind}: dtype", _one_of(kind, dtype, params_dtype, "params_dtype", needed=False))
         where = parameter_device(device)
         self.weight = torch.nn.Parameter(torch.empty(self.normalized_shape, dtype=chosen, device=where))
         self.register_parameter("bias", None)
@@ -61,6 +62,7 @@ class Normalization(OptionalExtraState, torch.nn.Module):
             if self.bias is not None:
                 self.bias.zero_()
 
+    @run_eagerly
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalise over the trailing ``normalized_shape``.
 
@@ -74,6 +76,7 @@ class Normalization(OptionalExtraState, torch.nn.Module):
             ArgumentError: shape, dtype or device that does not fit.
         """
         kind = type(self).__name__
+        refuse_transforms(kind)
         if not isinstance(input, torch.Tensor):
             raise ArgumentTypeError(kind, got=f"a {type(input).__name__}", accepted="a torch.Tensor", todo="pass one")
         trailing = tuple(input.shape[input.dim() - len(self.normalized_shape) :])
@@ -85,7 +88,7 @@ class Normalization(OptionalExtraState, torch.nn.Module):
                 todo="check which layer feeds this one",
             )
         parameters = dict(self.named_parameters(recurse=False))
-        dtype = activation_dtype(kind, input, parameters)
+        dtype = activation_dtype(kind, input, **parameters)
         plain = input.dequantize() if isinstance(input, Float8Tensor) else input
         rows = cast_if_needed(plain, dtype).reshape(*_leading(input, self.normalized_shape), self.weight.numel())
         affine = [cast_if_needed(parameter, dtype).reshape(-1) for parameter in parameters.values()]
@@ -133,8 +136,8 @@ def _one_of(kind: str, value: _T | None, older: _T | None, older_name: str, *, n
 
 
 def _shape(kind: str, given: object) -> tuple[int, ...]:
-    sizes = (given,) if isinstance(given, int) else tuple(given)  # type: ignore[arg-type] # checked below
-    if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
+    sizes = tuple(given) if isinstance(given, (list, tuple)) else (given,)  # torch.Size is a tuple
+    if not sizes or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
         raise ArgumentError(
             f"{kind}: normalized_shape", got=repr(given), accepted="a positive int or several", todo="correct it"
         )

@@ -7,7 +7,7 @@ the current one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +18,8 @@ from te_hal.schema.storage import StorageKind
 from te_hal.schema.support import Call
 
 if TYPE_CHECKING:
+    from te_hal.dispatch import GemmCopies
+    from te_hal.modules.plan_key import PlanKey
     from te_hal.schema.formats import ColumnwiseOrder, ElementFormat, ScalingMode
     from te_hal.schema.support import Kind
 
@@ -31,47 +33,44 @@ class Copies(NamedTuple):
     columnwise: bool
 
 
-class Layouts(NamedTuple):
-    """The copies of each operand, made and kept; see :class:`LinearPlan`."""
-
-    input_made: Copies
-    weight_made: Copies
-    input_kept: Copies
-    weight_kept: Copies
-    grad_made: Copies
-
-
-class Formats(NamedTuple):
-    """Formats of a linear layer's quantized operands, and their scaling mode."""
-
-    input: ElementFormat
-    weight: ElementFormat
-    grad_output: ElementFormat
-    mode: ScalingMode
+_NO_COPIES = Copies(rowwise=False, columnwise=False)
+_ROWWISE = Copies(rowwise=True, columnwise=False)
 
 
 class Casts(NamedTuple):
-    """The bound kernels that a quantizer calls, under the names of te_hal.ops."""
+    """The bound kernels that a quantizer calls, under the names of te_hal.ops; None where it does not call them."""
 
     quantize: Kernel
-    amax: Kernel
-    compute_scale: Kernel
+    amax: Kernel | None
+    compute_scale: Kernel | None
 
 
-class PlanKey(NamedTuple):
-    """Everything a plan depends on, the selection aside."""
+class PlanCopies(NamedTuple):
+    """Copies of the operands.
 
-    formats: Formats | None
-    delayed: bool
-    dtype: torch.dtype
-    bias_dtype: torch.dtype | None
-    output_dtype: torch.dtype
-    main_grad_dtype: torch.dtype | None
-    device: torch.device
-    dgrad: bool
-    wgrad: bool
-    input_is_quantized: bool
-    keeps_original_input: bool
+    Attributes:
+        input_made, weight_made: made in the forward: what fprop and the backward read.
+        input_kept, weight_kept: kept for the backward; none where no gradient asks for them.
+        input_remade: made in the backward, where it is the original input that is kept.
+        grad_made: of grad_output.
+    """
+
+    input_made: Copies = _NO_COPIES
+    weight_made: Copies = _NO_COPIES
+    input_kept: Copies = _NO_COPIES
+    weight_kept: Copies = _NO_COPIES
+    input_remade: Copies = _NO_COPIES
+    grad_made: Copies = _NO_COPIES
+
+
+class PlanCasts(NamedTuple):
+    """Kernels for the quantizers, by role; None where nothing is cast."""
+
+    input: Casts | None = None
+    weight: Casts | None = None
+    output: Casts | None = None
+    grad_output: Casts | None = None
+    grad_input: Casts | None = None
 
 
 @dataclass(frozen=True)
@@ -79,27 +78,27 @@ class LinearPlan:
     """Bound kernels and copies of one linear layer.
 
     Attributes:
+        key: what the plan was made for.
         memo: dispatch's memo when the plan was made.
         backend: name of the backend whose gemm runs.
         order: memory order of columnwise copies.
-        copies: ``input_made``, ``weight_made``: made in the forward (what fprop and the backward read);
-            ``input_kept``, ``weight_kept``: what the backward reads, none where no gradient asks for them;
-            ``grad_made``: copies of grad_output.
+        copies: which copies of each operand are made and kept.
+        casts: kernels that make them.
         fprop, dgrad, wgrad: gemm kernels. wgrad_into: by ``accumulate``, where main_grad takes the result.
-        cast_input, cast_weight, cast_grad: kernels for the quantizers; None without FP8.
+        bias_grad: kernel.
     """
 
+    key: PlanKey
     memo: object
     backend: str
     order: ColumnwiseOrder
-    copies: Layouts
+    copies: PlanCopies
+    casts: PlanCasts
     fprop: Kernel
     dgrad: Kernel | None
     wgrad: Kernel | None
     wgrad_into: dict[bool, Kernel]
-    cast_input: Casts | None
-    cast_weight: Casts | None
-    cast_grad: Casts | None
+    bias_grad: Kernel | None
 
 
 def make_plan(key: PlanKey) -> LinearPlan:
@@ -111,64 +110,67 @@ def make_plan(key: PlanKey) -> LinearPlan:
     """
     memo = current_memo()
     backend = backend_for(key.device, "gemm")
-    copies = _layouts(key, backend.gemm_copies)
-    gemms = _Gemms(key, copies, backend.columnwise_order)
-    casts = _Casts(key, copies, backend.columnwise_order)
+    order = backend.columnwise_order
+    copies = _copies(key, backend.gemm_copies)
+    gemms = _Gemms(key, copies, order)
     return LinearPlan(
+        key=key,
         memo=memo,
         backend=backend.name,
-        order=backend.columnwise_order,
+        order=order,
         copies=copies,
+        casts=_casts(key, copies, order),
         fprop=gemms.fprop(),
         dgrad=gemms.dgrad() if key.dgrad else None,
         wgrad=gemms.wgrad() if key.wgrad and key.main_grad_dtype is None else None,
         wgrad_into=gemms.wgrad_into() if key.wgrad and key.main_grad_dtype is not None else {},
-        cast_input=casts.input(),
-        cast_weight=casts.weight(),
-        cast_grad=casts.grad_output(),
+        bias_grad=_bias_grad(key) if key.bias_grad else None,
     )
 
 
-def _layouts(key: PlanKey, gemm_copies: Callable[..., Any]) -> Layouts:
+def _copies(key: PlanKey, gemm_copies: Callable[..., GemmCopies]) -> PlanCopies:
     """Which copies each gemm reads, as the backend answers per layout."""
     if key.formats is None:
-        return Layouts(*[Copies(rowwise=False, columnwise=False)] * len(Layouts._fields))
+        return PlanCopies()
     input_format, _, grad_format, mode = key.formats
     fprop = gemm_copies("fprop", input_format, mode)
     dgrad = gemm_copies("dgrad", grad_format, mode)
     wgrad = gemm_copies("wgrad", grad_format, mode)
-    keeps_input = key.wgrad and not key.keeps_original_input
-    for_wgrad, for_dgrad = [wgrad.b] if keeps_input else [], [dgrad.b] if key.dgrad else []
-    grad = ([dgrad.a] if key.dgrad else []) + ([wgrad.a] if key.wgrad else [])
-    return Layouts(
-        input_made=_union([fprop.a, *for_wgrad]),
-        weight_made=_union([fprop.b, *for_dgrad]),
-        input_kept=_union(for_wgrad),
-        weight_kept=_union(for_dgrad),
-        grad_made=_union(grad),
+    of_wgrad = [wgrad.b] if key.wgrad else []
+    kept_for_wgrad = [] if key.keeps_original_input else of_wgrad
+    kept_for_dgrad = [dgrad.b] if key.dgrad else []
+    return PlanCopies(
+        input_made=_union([fprop.a, *kept_for_wgrad]),
+        weight_made=_union([fprop.b, *kept_for_dgrad]),
+        input_kept=_union(kept_for_wgrad),
+        weight_kept=_union(kept_for_dgrad),
+        input_remade=_union(of_wgrad if key.keeps_original_input else []),
+        grad_made=_union([*([dgrad.a] if key.dgrad else []), *([wgrad.a] if key.wgrad else [])]),
     )
 
 
-def _union(names: list[str]) -> Copies:
-    return Copies(rowwise="rowwise" in names, columnwise="columnwise" in names)
+def _union(names: Iterable[str]) -> Copies:
+    wanted = set(names)
+    return Copies(rowwise="rowwise" in wanted, columnwise="columnwise" in wanted)
 
 
 class _Gemms:
     """Resolves the gemm kernels of one plan."""
 
-    def __init__(self, key: PlanKey, copies: Layouts, order: ColumnwiseOrder) -> None:
+    def __init__(self, key: PlanKey, copies: PlanCopies, order: ColumnwiseOrder) -> None:
         self.key, self.copies, self.order = key, copies, order
 
     def fprop(self) -> Kernel:
         kinds = {"a": self._kind("input", self.copies.input_made), "b": self._kind("weight", self.copies.weight_made)}
-        return self._resolve("fprop", kinds, self.key.output_dtype, bias=self.key.bias_dtype)
+        out_dtype = self.key.result_dtype(quantized=self.key.fp8_output)
+        return self._resolve("fprop", kinds, out_dtype, bias=self.key.bias_dtype)
 
     def dgrad(self) -> Kernel:
         kinds = {
             "a": self._kind("grad_output", self.copies.grad_made),
             "b": self._kind("weight", self.copies.weight_kept),
         }
-        return self._resolve("dgrad", kinds, self.key.dtype)
+        return self._resolve("dgrad", kinds, self.key.result_dtype(quantized=self.key.fp8_grad))
 
     def wgrad(self) -> Kernel:
         return self._resolve("wgrad", self._wgrad_kinds(), self.key.dtype)
@@ -181,7 +183,7 @@ class _Gemms:
         }
 
     def _wgrad_kinds(self) -> dict[str, Kind]:
-        kept = self.copies.input_made if self.key.keeps_original_input else self.copies.input_kept
+        kept = self.copies.input_remade if self.key.keeps_original_input else self.copies.input_kept
         return {"a": self._kind("grad_output", self.copies.grad_made), "b": self._kind("input", kept)}
 
     def _kind(self, role: str, copies: Copies) -> Kind:
@@ -207,40 +209,43 @@ class _Gemms:
         return resolve(call).kernel
 
 
-class _Casts:
-    """Resolves the cast kernels of one plan; None without FP8, or where a role is not quantized."""
+def _bias_grad(key: PlanKey) -> Kernel:
+    return resolve(Call("bias_grad", key.device, {"grad_output": key.dtype}, {"out_dtype": key.dtype})).kernel
 
-    def __init__(self, key: PlanKey, copies: Layouts, order: ColumnwiseOrder) -> None:
-        self.key, self.copies, self.order = key, copies, order
 
-    def input(self) -> Casts | None:
-        if self.key.formats is None or self.key.input_is_quantized:
-            return None
-        return self._bind(self.key.formats.input, self.key.formats.mode, self.copies.input_made)
+def _casts(key: PlanKey, copies: PlanCopies, order: ColumnwiseOrder) -> PlanCasts:
+    """The casts that will run."""
+    formats = key.formats
+    if formats is None:
+        return PlanCasts()
 
-    def weight(self) -> Casts | None:
-        if self.key.formats is None:
-            return None
-        return self._bind(self.key.formats.weight, self.key.formats.mode, self.copies.weight_made)
+    def bind(wanted: bool, fmt: ElementFormat, dtype: torch.dtype, made: Copies) -> Casts | None:
+        return _bind_cast(key, formats.mode, fmt, dtype, made, order) if wanted else None
 
-    def grad_output(self) -> Casts | None:
-        if self.key.formats is None or not (self.key.dgrad or self.key.wgrad):
-            return None
-        return self._bind(self.key.formats.grad_output, self.key.formats.mode, self.copies.grad_made)
+    result = key.result_dtype(quantized=True)
+    return PlanCasts(
+        input=bind(not key.input_is_quantized, formats.input, key.dtype, copies.input_made),
+        weight=bind(True, formats.weight, key.dtype, copies.weight_made),
+        output=bind(key.fp8_output, formats.weight, result, _ROWWISE),
+        grad_output=bind(key.dgrad or key.wgrad, formats.grad_output, key.dtype, copies.grad_made),
+        grad_input=bind(key.fp8_grad, formats.grad_output, result, _ROWWISE),
+    )
 
-    def _bind(self, fmt: ElementFormat, mode: ScalingMode, made: Copies) -> Casts:
-        dtype, device = self.key.dtype, self.key.device
-        amax = torch.float32 if self.key.delayed else None
-        kinds: dict[str, Kind] = {"input": dtype, "scale": torch.float32, "amax": amax, "out": None}
-        flags = {
-            "dtype": fmt.dtype,
-            "mode": mode,
-            "rowwise": made.rowwise,
-            "columnwise": made.columnwise,
-            "columnwise_order": self.order,
-        }
-        return Casts(
-            resolve(Call("quantize", device, kinds, flags)).kernel,
-            resolve(Call("amax", device, {"input": dtype, "out": None}, {})).kernel,
-            resolve(Call("compute_scale", device, {"amax": torch.float32}, {})).kernel,
-        )
+
+def _bind_cast(
+    key: PlanKey, mode: ScalingMode, fmt: ElementFormat, dtype: torch.dtype, made: Copies, order: ColumnwiseOrder
+) -> Casts:
+    fp32 = torch.float32
+    kinds: dict[str, Kind] = {"input": dtype, "scale": fp32, "amax": fp32 if key.delayed else None, "out": None}
+    flags = {
+        "dtype": fmt.dtype,
+        "mode": mode,
+        "rowwise": made.rowwise,
+        "columnwise": made.columnwise,
+        "columnwise_order": order,
+    }
+    quantize = resolve(Call("quantize", key.device, kinds, flags)).kernel
+    if key.delayed:
+        return Casts(quantize, None, None)
+    amax = resolve(Call("amax", key.device, {"input": dtype, "out": None}, {})).kernel
+    return Casts(quantize, amax, resolve(Call("compute_scale", key.device, {"amax": fp32}, {})).kernel)

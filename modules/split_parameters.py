@@ -26,6 +26,8 @@ def resolve_splits(out_features: int, split: Sequence[str] | Mapping[str, int] |
     """
     if split is None:
         return {"": out_features}
+    if isinstance(split, str):
+        raise _error(out_features, split, "a tuple of names, or a mapping from name to rows")
     if isinstance(split, Mapping):
         rows = dict(split)
     else:

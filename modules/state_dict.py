@@ -13,7 +13,11 @@ _SUFFIX = torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX  # noqa: SLF001 - torc
 
 
 class OptionalExtraState(torch.nn.Module):
-    """Mixin: ``_extra_state`` is a CPU uint8 tensor, and a state dict without it loads strictly."""
+    """Mixin: ``_extra_state`` is a CPU uint8 tensor, and a state dict without it loads strictly.
+
+    Weights that come without it, from ``torch.nn.Linear`` for example, start scaling state anew. The other way round,
+    drop the keys that end in ``_extra_state``: the rest is what the torch.nn module of that name has.
+    """
 
     def get_extra_state(self) -> torch.Tensor:
         """No state: a uint8 tensor of no elements."""
@@ -49,5 +53,6 @@ class OptionalExtraState(torch.nn.Module):
         key = prefix + _SUFFIX
         if key in missing_keys:
             missing_keys.remove(key)
-            if any(name.startswith(prefix) for name in state_dict):
-                self.set_extra_state(None)
+        names = (prefix + name for name, _ in self.named_parameters(recurse=False))
+        if key not in state_dict and any(name in state_dict for name in names):
+            self.set_extra_state(None)

@@ -6,8 +6,9 @@ The short way serves operands that bf16 holds exactly (bf16, E4M3, E5M2) when ev
 on CPU sums in fp32 and applies alpha, bias and beta before its one rounding, at four times the speed. That was
 measured, not promised by torch; tests/backends/cpu_reference/test_gemm.py holds it element by element.
 
-Torch's global precision flags are neither read nor set: whoever lowers `torch.set_float32_matmul_precision` lowers
-the general way too.
+Products are written to an `out`: such calls `torch.autocast` leaves alone, others it would round to its own dtype
+first. Torch's global precision flags are neither read nor set: whoever lowers `torch.set_float32_matmul_precision`
+lowers the general way too.
 """
 
 from __future__ import annotations
@@ -57,12 +58,12 @@ def gemm(
         result = _multiply_bf16(left, right, bias if added is None else added, factors)
     else:
         left, right = _oriented(_plain(a, torch.float32), _plain(b, torch.float32), layout)
-        result = torch.mm(left, right)
+        result = torch.mm(left, right, out=left.new_empty(left.shape[0], right.shape[1]))
         for term in factors:
             result.mul_(term)
         for addend in (bias, added):
             if addend is not None:
-                result.add_(addend)
+                result.add_(addend.detach())
         result = result.to(out_dtype)
     return result if out is None else out.copy_(result)
 
@@ -96,11 +97,12 @@ def _onednn_multiplies_bf16() -> bool:
 def _multiply_bf16(
     left: torch.Tensor, right: torch.Tensor, addend: torch.Tensor | None, factors: list[float]
 ) -> torch.Tensor:
-    """``factor * left @ right + addend``, rounded once. Never in place: torch 2.7 rounds twice into strided views."""
+    """``factor * left @ right + addend``, rounded once. Never into a strided view: torch 2.7 rounds that twice."""
     alpha = factors[0] if factors else 1.0
+    result = left.new_empty(left.shape[0], right.shape[1])
     if addend is None:
-        return torch.addmm(left.new_zeros(1), left, right, beta=0, alpha=alpha)
-    return torch.addmm(addend, left, right, alpha=alpha)
+        return torch.addmm(left.new_zeros(1), left, right, beta=0, alpha=alpha, out=result)
+    return torch.addmm(addend.detach(), left, right, alpha=alpha, out=result)
 
 
 def _oriented(a: torch.Tensor, b: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,7 +112,7 @@ def _oriented(a: torch.Tensor, b: torch.Tensor, layout: str) -> tuple[torch.Tens
 def _plain(x: Operand, dtype: torch.dtype) -> torch.Tensor:
     """The operand's values without its scale, in a dtype that holds them exactly."""
     if isinstance(x, torch.Tensor):
-        return x.to(dtype)
+        return x.detach().to(dtype)
     codes, _ = _copy_read(x)
     values = decode(codes, x.format, dtype)
     transposed = x.rowwise_data is None and x.columnwise_order == ColumnwiseOrder.TRANSPOSED

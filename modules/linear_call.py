@@ -1,0 +1,58 @@
+"""LinearCall: one forward of a linear layer as its autograd Function sees it, everything but the tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+
+    from te_hal.modules.main_grad import FirstMicrobatch
+    from te_hal.modules.plan import LinearPlan
+    from te_hal.quantization.autocast import Region
+    from te_hal.quantization.quantizer import Quantizer
+    from te_hal.quantization.scaling_state import ScalingState
+
+
+@dataclass(frozen=True, slots=True)
+class Quantizers:
+    """The quantizers of one call, and the state that rolls after its backward."""
+
+    input: Quantizer
+    weight: Quantizer
+    output: Quantizer
+    grad_output: Quantizer
+    grad_input: Quantizer
+    backward_state: ScalingState
+
+    @classmethod
+    def of(cls, quantizers: Mapping[str, Sequence[Quantizer]], backward_state: ScalingState) -> Quantizers:
+        """From a module's quantizers by direction, in slot order."""
+        fprop, backward = quantizers["scaling_fwd"], quantizers["scaling_bwd"]
+        return cls(fprop[0], fprop[1], fprop[2], backward[0], backward[1], backward_state)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCall:
+    """What forward and backward of one call share. The graph holds it, so it holds no quantized data.
+
+    Attributes:
+        module: label, for messages.
+        plan: what runs.
+        quantizers: None without FP8.
+        parameter: the weight as the user holds it (main_grad belongs to it).
+        first_microbatch: shared by the uses of the weight since a first microbatch; None otherwise.
+        region: the autocast region; None without FP8.
+        updates_backward: this call's backward ends with the update of backward scaling states.
+    """
+
+    module: str
+    plan: LinearPlan
+    quantizers: Quantizers | None
+    parameter: torch.Tensor
+    first_microbatch: FirstMicrobatch | None
+    region: Region | None
+    updates_backward: bool

@@ -1,0 +1,109 @@
+"""PlanKey: everything that decides what a linear layer runs, the selection aside."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from te_hal.quantization.float8_tensor import Float8Tensor
+from te_hal.recipe import DelayedScaling
+
+if TYPE_CHECKING:
+    from te_hal.recipe import Recipe
+    from te_hal.schema.formats import ElementFormat, ScalingMode
+
+
+class Formats(NamedTuple):
+    """Formats of a linear layer's quantized operands, and their scaling mode."""
+
+    input: ElementFormat
+    weight: ElementFormat
+    grad_output: ElementFormat
+    mode: ScalingMode
+
+
+class PlanKey(NamedTuple):
+    """Everything a plan depends on, the selection aside.
+
+    Attributes:
+        formats: None without FP8.
+        delayed: scales are given and amax is recorded on the way; else each cast finds its own scale.
+        dtype: of the activations.
+        bias_dtype: of the bias that fprop adds; None without one.
+        bias_grad: the bias needs a gradient.
+        main_grad_dtype: of the tensor that wgrad writes to; None where autograd gets the gradient.
+        dgrad, wgrad: the input, the weight needs a gradient.
+        input_is_quantized: the input comes as a Float8Tensor.
+        keeps_original_input: the backward quantizes the input again.
+        fp8_output, fp8_grad: output, gradient of the input leave as Float8Tensors.
+    """
+
+    formats: Formats | None
+    delayed: bool
+    dtype: torch.dtype
+    bias_dtype: torch.dtype | None
+    bias_grad: bool
+    main_grad_dtype: torch.dtype | None
+    device: torch.device
+    dgrad: bool
+    wgrad: bool
+    input_is_quantized: bool = False
+    keeps_original_input: bool = False
+    fp8_output: bool = False
+    fp8_grad: bool = False
+
+    def result_dtype(self, *, quantized: bool) -> torch.dtype:
+        """What a gemm writes: fp32 where delayed scaling quantizes the result next (docs/numerics.md, F1)."""
+        return torch.float32 if quantized and self.delayed else self.dtype
+
+
+def plan_key(
+    recipe: Recipe | None,
+    inp: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    main_grad_dtype: torch.dtype | None = None,
+    keeps_original_input: bool = False,
+    fp8_output: bool = False,
+    fp8_grad: bool = False,
+) -> PlanKey:
+    """Describe a call.
+
+    Args:
+        recipe: None without FP8.
+        inp: in the activation dtype; under FP8 possibly a Float8Tensor.
+        weight: in the activation dtype.
+        bias: what fprop adds, in the activation dtype.
+        main_grad_dtype: where wgrad goes to main_grad.
+        keeps_original_input: asked for; without effect where there is no wgrad, or the input is quantized already.
+        fp8_output: asked for; without effect without FP8.
+        fp8_grad: the same, and without effect where there is no dgrad.
+    """
+    dtype, fp8, grad = weight.dtype, recipe is not None, torch.is_grad_enabled()
+    dgrad, wgrad = grad and inp.requires_grad, grad and weight.requires_grad
+    quantized = isinstance(inp, Float8Tensor)
+    # Under FP8 an fp32 bias is rounded to bf16, as in Transformer Engine (docs/numerics.md, G4).
+    bias_dtype = torch.bfloat16 if fp8 and dtype == torch.float32 else dtype
+    return PlanKey(
+        formats=None if recipe is None else _formats(recipe, inp),
+        delayed=isinstance(recipe, DelayedScaling),
+        dtype=dtype,
+        bias_dtype=None if bias is None else bias_dtype,
+        bias_grad=grad and bias is not None and bias.requires_grad,
+        main_grad_dtype=main_grad_dtype if wgrad else None,
+        device=inp.device,
+        dgrad=dgrad,
+        wgrad=wgrad,
+        input_is_quantized=quantized,
+        keeps_original_input=keeps_original_input and fp8 and wgrad and not quantized,
+        fp8_output=fp8_output and fp8,
+        fp8_grad=fp8_grad and fp8 and dgrad,
+    )
+
+
+def _formats(recipe: Recipe, inp: torch.Tensor) -> Formats:
+    forward, backward = recipe.element_format(forward=True), recipe.element_format(forward=False)
+    given = inp.quantized_storage.format if isinstance(inp, Float8Tensor) else forward
+    return Formats(given, forward, backward, recipe.scaling_mode)

@@ -1,0 +1,77 @@
+"""WeightCache: quantized weights kept between the microbatches of one step (``is_first_microbatch``)."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from te_hal.modules.plan import LinearPlan
+    from te_hal.schema.storage import QuantizedStorage
+
+    Version = tuple[weakref.ref[torch.Tensor], int]
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """What a kept weight was made from and by; it is used again only while both are the same."""
+
+    memo: object
+    versions: tuple[Version, ...]
+
+
+class WeightCache:
+    """Quantized weights by name, each valid for the parameters and the choice of backend it was made from.
+
+    A kept weight whose parameter was written to or replaced since (by an optimizer, by loading) is not given out.
+    Writing through ``parameter.data`` leaves no trace in torch; pass ``is_first_microbatch=True`` or clear after it.
+
+    Attributes:
+        storages: what is kept.
+    """
+
+    def __init__(self) -> None:
+        self.storages: dict[str, QuantizedStorage] = {}
+        self._origins: dict[str, _Origin] = {}
+
+    def put(self, name: str, storage: QuantizedStorage, parameters: Sequence[torch.Tensor], plan: LinearPlan) -> None:
+        """Keep a quantized weight."""
+        self.storages[name] = storage
+        self._origins[name] = _Origin(plan.memo, tuple((weakref.ref(p), _version(p)) for p in parameters))
+
+    def get(self, name: str, parameters: Sequence[torch.Tensor], plan: LinearPlan) -> QuantizedStorage | None:
+        """The kept weight with the copies that ``plan`` makes; None if there is none that fits."""
+        storage, origin = self.storages.get(name), self._origins.get(name)
+        if storage is None or origin is None or origin.memo is not plan.memo:
+            return None
+        if len(parameters) != len(origin.versions) or not all(
+            of() is parameter and version == _version(parameter)
+            for parameter, (of, version) in zip(parameters, origin.versions, strict=True)
+        ):
+            return None
+        made = plan.copies.weight_made
+        if storage.dtype != plan.key.dtype or storage.device != plan.key.device or not _saveable(storage):
+            return None
+        if (made.rowwise and not storage.kind.rowwise) or (made.columnwise and not storage.kind.columnwise):
+            return None
+        return storage.keep(rowwise=made.rowwise, columnwise=made.columnwise)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.storages.clear()
+        self._origins.clear()
+
+
+def _version(parameter: torch.Tensor) -> int:
+    """Counts in-place writes; tensors made in inference mode don't count."""
+    return 0 if parameter.is_inference() else parameter._version  # noqa: SLF001 - autograd's own, without public name
+
+
+def _saveable(storage: QuantizedStorage) -> bool:
+    """Whether it can serve now: what inference mode made cannot be saved for a backward."""
+    return torch.is_inference_mode_enabled() or not any(t is not None and t.is_inference() for t in storage.tensors())
