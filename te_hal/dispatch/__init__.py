@@ -9,7 +9,7 @@ A backend is one object, returned by the function that its package's entry point
 """
 
 from te_hal.dispatch.backend import ANY_DEVICE, Backend, GemmCopies
-from te_hal.dispatch.choice import backend_for, forced_backend, get_backend
+from te_hal.dispatch.choice import backend_for, default_device, forced_backend, get_backend
 from te_hal.dispatch.fallback import FallbackWarning, fallback_report
 from te_hal.dispatch.inventory import BackendInfo, list_backends
 from te_hal.dispatch.policy import Policy
@@ -35,6 +35,7 @@ __all__ = [
     "Resolved",
     "backend_for",
     "current_memo",
+    "default_device",
     "entry",
     "fallback_report",
     "forced_backend",

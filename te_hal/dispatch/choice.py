@@ -14,15 +14,22 @@ if TYPE_CHECKING:
     from te_hal.dispatch.selection import Selection
 
 
-def get_backend() -> Backend:
-    """The backend in force for ``torch.get_default_device()``.
+def default_device() -> torch.device:
+    """The device on which torch makes a tensor that names none.
 
-    In torch 2.7 a ``with torch.device(...)`` block does not count there, only ``torch.set_default_device``.
+    ``torch.get_default_device`` of torch 2.7 answers the same only while no ``with torch.device(...)`` block is open,
+    and raises after ``torch.set_default_device(None)``.
+    """
+    return torch.empty(0).device
+
+
+def get_backend() -> Backend:
+    """The backend in force for :func:`default_device`.
 
     Raises:
         BackendNotFoundError, BackendUnavailableError: none, or more than one; says what exists.
     """
-    return backend_for(torch.get_default_device())
+    return backend_for(default_device())
 
 
 def forced_backend() -> Backend | None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from te_hal.dispatch import choice, registry, selection
 
 
@@ -43,7 +41,7 @@ def list_backends() -> list[BackendInfo]:
         for name, reason in known.failures.items()
     }
     answers = {name: registry.ask_usable(backend, afresh=True) for name, backend in known.backends.items()}
-    claimants = choice.claims(torch.get_default_device().type)
+    claimants = choice.claims(choice.default_device().type)
     for name, backend in known.backends.items():
         rows[name] = BackendInfo(
             name,

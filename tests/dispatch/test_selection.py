@@ -1,7 +1,6 @@
 """Which backend runs an op: forced, scoped, or claimed by the device."""
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -41,16 +40,16 @@ def test_cpu_tensors_go_to_the_backend_that_claims_the_cpu() -> None:
     assert forced_backend() is None
 
 
-@pytest.fixture
-def _meta_is_default() -> Iterator[None]:
-    torch.set_default_device("meta")
-    yield
-    torch.set_default_device(None)
-
-
-@pytest.mark.usefixtures("calls", "_meta_is_default")
+@pytest.mark.usefixtures("calls")
 def test_without_tensors_the_default_device_decides() -> None:
-    assert te_hal.get_backend().name == "meta_only"
+    with torch.device("meta"):
+        assert te_hal.get_backend().name == "meta_only"
+    torch.set_default_device("meta")
+    try:
+        assert te_hal.get_backend().name == "meta_only"
+    finally:
+        torch.set_default_device(None)
+    assert te_hal.get_backend().name == "cpu_reference"
 
 
 def test_a_forced_backend_runs_until_the_forcing_is_removed(calls: list[str]) -> None:
@@ -158,14 +157,15 @@ def test_a_backend_is_chosen_by_its_name_only(value: object) -> None:
         te_hal.set_backend(value)  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("calls", "_meta_is_default")
+@pytest.mark.usefixtures("calls")
 def test_two_claimants_of_a_device_are_an_error_that_names_both_and_the_way_out() -> None:
     register_backend(stub("rival", default_for={"meta"}))
-    with pytest.raises(BackendUnavailableError) as error:
-        te_hal.get_backend()
-    assert not any(info.default for info in list_backends())
-    te_hal.set_backend("rival")
-    assert te_hal.get_backend().name == "rival"
+    with torch.device("meta"):
+        with pytest.raises(BackendUnavailableError) as error:
+            te_hal.get_backend()
+        assert not any(info.default for info in list_backends())
+        te_hal.set_backend("rival")
+        assert te_hal.get_backend().name == "rival"
     assert "2 backends that claim it unasked (meta_only, rival)" in str(error.value)
     assert "te_hal.set_backend(name)" in str(error.value)
 
