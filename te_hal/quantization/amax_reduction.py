@@ -6,10 +6,26 @@ from typing import TYPE_CHECKING
 
 import torch.distributed
 
-from te_hal.schema.errors import UnsupportedError
+from te_hal.schema.errors import ArgumentTypeError, UnsupportedError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+
+def check_group(where: str, group: object) -> None:
+    """Refuse what is neither None nor a process group, also where nobody would ask it anything.
+
+    Raises:
+        ArgumentTypeError: see above.
+    """
+    if group is None or (torch.distributed.is_available() and isinstance(group, torch.distributed.ProcessGroup)):
+        return
+    raise ArgumentTypeError(
+        where,
+        got=f"a {type(group).__name__}",
+        accepted="a torch.distributed.ProcessGroup, or None",
+        todo="pass what torch.distributed.new_group returns",
+    )
 
 
 def check_single_process(where: str, group: ProcessGroup | None) -> None:

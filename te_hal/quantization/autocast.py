@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from te_hal.quantization.amax_reduction import check_single_process
+from te_hal.quantization.amax_reduction import check_group, check_single_process
 from te_hal.quantization.recipe_support import check_forced_backend
+from te_hal.quantization.scaling_state import check_is_built
 from te_hal.quantization.updates import UpdateQueue, current_queue, discard_waiting
 from te_hal.recipe import DelayedScaling, Recipe
 from te_hal.schema.errors import ArgumentTypeError, StateError, UnsupportedError
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class Region:
-    """One stay inside an outermost autocast. Its first FP8 module with a backward updates the backward states."""
+    """One stay inside an outermost enabled autocast.
+
+    Its first FP8 module with a backward updates the backward states.
+    """
 
     __slots__ = ("_first_taken", "queue")
 
@@ -46,6 +50,7 @@ class Frame:
     region: Region | None
 
 
+#: Outside of any autocast.
 _OFF = Frame(enabled=False, calibrating=False, recipe=None, region=None)
 
 
@@ -71,22 +76,23 @@ def get_default_recipe() -> Recipe:
 class autocast:  # noqa: N801 - Transformer Engine's spelling
     """Run te_hal modules in FP8 inside the ``with`` block.
 
-    Nesting is allowed, off inside on too; what was in force before is in force again afterwards, also after an
-    exception. On leaving the outermost block with ``enabled`` and gradients on, the forward scaling states that
-    recorded an amax are updated. State is per thread. One object may be entered again after it was left, not twice
-    at once.
+    Nesting is allowed, off inside on and on inside off too; what was in force before is in force again afterwards,
+    also after an exception. On leaving the outermost enabled block with gradients on, the forward scaling states that
+    recorded an amax are updated, also after an exception. State is per thread. One object may be entered again after
+    it was left, not twice at once.
 
     Args:
         enabled: whether modules quantize.
         calibrating: with ``enabled=False``: modules run unquantized and record the largest magnitude of inputs and
             weights in row 0 of the amax history, where the next enabled block's update finds it.
         recipe: None means :func:`get_default_recipe`.
-        amax_reduction_group: processes over which delayed scaling takes amax. Several are refused for now.
+        amax_reduction_group: processes over which delayed scaling takes amax; None: all. Several are refused for
+            now, unless the recipe says ``reduce_amax=False``.
         _graph: CUDA graph capture; True is refused.
 
     Raises:
-        ArgumentTypeError: ``recipe`` is no recipe.
-        UnsupportedError: the forced backend lacks the recipe; several processes.
+        ArgumentTypeError: ``recipe`` is no recipe, ``amax_reduction_group`` no process group.
+        UnsupportedError: the forced backend lacks the recipe; several processes. Nothing has changed then.
         StateError: this object is already entered.
     """
 
@@ -109,14 +115,15 @@ class autocast:  # noqa: N801 - Transformer Engine's spelling
             raise UnsupportedError(
                 "autocast: _graph", got="True", accepted="False", todo="CUDA graph capture is not built yet"
             )
+        check_group("autocast: amax_reduction_group", amax_reduction_group)
         self.enabled = bool(enabled)
         self.calibrating = bool(calibrating)
         self.recipe = recipe
         self.amax_reduction_group = amax_reduction_group
-        self._entered = False
+        self._entered: tuple[list[Frame], Frame] | None = None
 
     def __enter__(self) -> None:
-        if self._entered:
+        if self._entered is not None:
             raise StateError(
                 "autocast",
                 got="an object that is already entered",
@@ -126,22 +133,36 @@ class autocast:  # noqa: N801 - Transformer Engine's spelling
         recipe = self.recipe
         if self.enabled or self.calibrating:
             recipe = recipe or get_default_recipe()
+            check_is_built(recipe)
             check_forced_backend(recipe)
             if isinstance(recipe, DelayedScaling) and recipe.reduce_amax:
                 check_single_process("autocast: amax_reduction_group", self.amax_reduction_group)
         frames = _per_thread.frames
-        region = frames[-1].region if frames else Region(current_queue())
-        frames.append(Frame(self.enabled, self.calibrating and not self.enabled, recipe, region))
-        self._entered = True
+        around = next((frame for frame in reversed(frames) if frame.enabled), None)
+        region = Region(current_queue()) if around is None else around.region
+        frame = Frame(self.enabled, self.calibrating and not self.enabled, recipe, region)
+        frames.append(frame)
+        self._entered = frames, frame
 
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._entered = False
-        frames = _per_thread.frames
-        frame = frames.pop()
-        if not frames and frame.enabled and frame.region is not None and torch.is_grad_enabled():
+        if self._entered is None:
+            return
+        frames, frame = self._entered
+        self._entered = None
+        _remove(frames, frame)
+        outermost = frame.enabled and not any(other.enabled for other in frames)
+        if outermost and frame.region is not None and torch.is_grad_enabled():
             frame.region.queue.update(forward=True)
+
+
+def _remove(frames: list[Frame], frame: Frame) -> None:
+    """Take out this very frame, also where blocks are left out of order (generators) or after a reset."""
+    for place in reversed(range(len(frames))):
+        if frames[place] is frame:
+            del frames[place]
+            return
 
 
 def fp8_autocast(

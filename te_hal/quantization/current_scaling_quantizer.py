@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from te_hal.quantization.amax_reduction import check_group, check_single_process
 from te_hal.quantization.quantizer import _OPS, CastKernels, Quantizer
-from te_hal.schema.errors import ArgumentError, UnsupportedError
+from te_hal.schema.errors import ArgumentError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -23,12 +24,14 @@ class Float8CurrentScalingQuantizer(Quantizer):
         fp8_dtype: ``torch.float8_e4m3fn``, ``torch.float8_e5m2`` or a ``te.DType``.
         device: device of the tensors to come; None: any. A tensor from elsewhere is refused.
         rowwise, columnwise: which copies to make.
-        with_amax_reduction, amax_reduction_group: reduction over processes; True is refused for now.
+        with_amax_reduction, amax_reduction_group: take amax over these processes, None: over all. Several are
+            refused for now.
         force_pow_2_scales: round scales down to powers of two.
         amax_epsilon: floor of amax.
 
     Raises:
-        UnsupportedError: ``with_amax_reduction``.
+        ArgumentError: ``amax_epsilon`` is negative or no number; ``force_pow_2_scales`` no bool.
+        UnsupportedError: ``with_amax_reduction`` over several processes.
     """
 
     def __init__(
@@ -44,13 +47,13 @@ class Float8CurrentScalingQuantizer(Quantizer):
         amax_epsilon: float = 0.0,
     ) -> None:
         super().__init__(fp8_dtype, rowwise=rowwise, columnwise=columnwise)
-        if with_amax_reduction or amax_reduction_group is not None:
-            raise UnsupportedError(
-                "Float8CurrentScalingQuantizer: with_amax_reduction",
-                got=f"{with_amax_reduction}, group {amax_reduction_group}",
-                accepted="False, None",
-                todo="amax reduction over processes is not built yet",
-            )
+        name = type(self).__name__
+        check_group(f"{name}: amax_reduction_group", amax_reduction_group)
+        if with_amax_reduction:
+            check_single_process(f"{name}: with_amax_reduction", amax_reduction_group)
+        _check(f"{name}: force_pow_2_scales", force_pow_2_scales, isinstance(force_pow_2_scales, bool), "True, False")
+        number = isinstance(amax_epsilon, (int, float)) and not isinstance(amax_epsilon, bool) and amax_epsilon >= 0
+        _check(f"{name}: amax_epsilon", amax_epsilon, number, "a number of at least 0")
         self.device = None if device is None else torch.device(device)
         self.force_pow_2_scales = force_pow_2_scales
         self.amax_epsilon = float(amax_epsilon)
@@ -79,7 +82,7 @@ class Float8CurrentScalingQuantizer(Quantizer):
             dtype=self.format.dtype,
             rowwise=rowwise,
             columnwise=columnwise,
-            columnwise_order=self.columnwise_order,
+            columnwise_order=self._order_of(out),
         )
 
     def _check_device(self, tensor: torch.Tensor) -> None:
@@ -96,3 +99,8 @@ class Float8CurrentScalingQuantizer(Quantizer):
 
     def calibrate(self, tensor: torch.Tensor) -> None:
         """Nothing to record: the scale always comes from the tensor at hand."""
+
+
+def _check(where: str, value: object, right: bool, accepted: str) -> None:
+    if not right:
+        raise ArgumentError(where, got=repr(value), accepted=accepted, todo="correct the argument")

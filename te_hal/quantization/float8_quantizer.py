@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 import te_hal.ops
 from te_hal.quantization.quantizer import _OPS, CastKernels, Quantizer
 from te_hal.schema.errors import ArgumentError
 
 if TYPE_CHECKING:
-    import torch
-
     from te_hal.schema.formats import DType
     from te_hal.schema.storage import QuantizedStorage
 
@@ -39,10 +39,11 @@ class Float8Quantizer(Quantizer):
     ) -> None:
         super().__init__(fp8_dtype, rowwise=rowwise, columnwise=columnwise)
         for name, tensor in (("scale", scale), ("amax", amax)):
-            if tensor.numel() != 1 or str(tensor.dtype) != "torch.float32":
+            is_tensor = isinstance(tensor, torch.Tensor)
+            if not is_tensor or tensor.numel() != 1 or tensor.dtype != torch.float32:
                 raise ArgumentError(
                     f"Float8Quantizer: {name}",
-                    got=f"{tensor.dtype} of shape {tuple(tensor.shape)}",
+                    got=f"{tensor.dtype} of shape {tuple(tensor.shape)}" if is_tensor else repr(tensor),
                     accepted="torch.float32 of one element",
                     todo="pass torch.ones(1) or torch.zeros(1)",
                 )
@@ -67,9 +68,10 @@ class Float8Quantizer(Quantizer):
             dtype=self.format.dtype,
             rowwise=rowwise,
             columnwise=columnwise,
-            columnwise_order=self.columnwise_order,
+            columnwise_order=self._order_of(out),
         )
 
     def calibrate(self, tensor: torch.Tensor) -> None:
         """Raise the recorded amax to max|tensor|, in place."""
+        self._check_plain(tensor, "tensor")
         te_hal.ops.amax(tensor.detach(), out=self.amax)

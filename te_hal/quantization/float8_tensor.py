@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import copy
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
-from torch.utils import _pytree as pytree
 
 import te_hal.ops
+from te_hal.quantization import float8_operations
 from te_hal.schema.errors import StateError
-from te_hal.schema.formats import ColumnwiseOrder, DType
+from te_hal.schema.formats import E4M3, E5M2, ColumnwiseOrder, DType, ScalingMode
 from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from te_hal.quantization.quantizer import Quantizer
-
-_aten = torch.ops.aten
 
 
 class Float8Tensor(torch.Tensor):
     """A per-tensor quantized tensor with the nominal dtype, shape and device of what it stands for.
 
     Torch operations that a format defines keep it quantized: ``detach``, ``clone``, ``view``/``reshape``, ``.to``
-    of another nominal dtype or device, and ``copy_`` into it (which quantizes). Other in-place operations
-    dequantize, compute and quantize back. Everything else dequantizes its operands and returns a plain tensor.
+    of another nominal dtype or device, and ``copy_`` into it: bytes from a tensor of the same shape and kind,
+    quantizing from any other. Other in-place operations, assignment to an index among them, dequantize, compute and
+    quantize back. Everything else dequantizes its operands and returns a plain tensor: ``q.t()`` and ``q[0]`` are
+    copies, and writing to them does not change ``q``.
+
+    A deep copy shares nothing. So does a pickle, which holds the bytes but no quantizer, so that what is loaded
+    refuses in-place operations. ``torch.load(weights_only=True)`` needs
+    ``torch.serialization.safe_globals([rebuild_float8_tensor])`` from this file.
 
     Args:
         storage: the data; shared, not copied.
@@ -71,6 +76,10 @@ class Float8Tensor(torch.Tensor):
         return self.quantized_storage.columnwise_data
 
     @property
+    def _transpose_invalid(self) -> bool:
+        return self.quantized_storage.columnwise_data is None
+
+    @property
     def _scale_inv(self) -> torch.Tensor | None:
         storage = self.quantized_storage
         return storage.columnwise_scale_inv if storage.rowwise_scale_inv is None else storage.rowwise_scale_inv
@@ -95,11 +104,68 @@ class Float8Tensor(torch.Tensor):
         if self._quantizer is None:
             raise StateError(
                 "Float8Tensor: in-place operation",
-                got="a tensor without a quantizer",
+                got="a tensor without a quantizer (loaded, or a view that leaves the columnwise copy out)",
                 accepted="one made by a quantizer",
-                todo="quantize anew instead of writing in place",
+                todo="quantize anew, or write to the tensor that the view is of",
             )
         return self._quantizer
+
+    def __setitem__(self, index: Any, value: Any) -> None:  # noqa: ANN401 - what torch takes
+        """Dequantize, assign, and quantize back.
+
+        Raises:
+            StateError: this tensor has no quantizer, or autograd would have to follow.
+        """
+        self._own_quantizer()
+        follows = self.requires_grad or (isinstance(value, torch.Tensor) and value.requires_grad)
+        if follows and torch.is_grad_enabled():
+            raise StateError(
+                "Float8Tensor: assignment to an index",
+                got="a tensor that requires a gradient",
+                accepted="tensors that autograd does not follow",
+                todo="assign under torch.no_grad(), or build the values before quantizing them",
+            )
+        plain = te_hal.ops.dequantize(self.quantized_storage)
+        plain[index] = value
+        self.quantize_(plain)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Float8Tensor:
+        """A leaf with copied bytes, quantizer and attributes.
+
+        Raises:
+            StateError: the result of a computation that autograd follows; torch copies none of these.
+        """
+        if id(self) in memo:
+            return memo[id(self)]  # type: ignore[no-any-return]
+        if not self.is_leaf:
+            raise StateError(
+                "Float8Tensor: deepcopy",
+                got="a tensor with a gradient function",
+                accepted="a leaf, as for any tensor",
+                todo="copy its detach()",
+            )
+        buffers = tuple(copy.deepcopy(buffer, memo) for buffer in self.quantized_storage.tensors())
+        made = memo[id(self)] = Float8Tensor(
+            self.quantized_storage.with_tensors(buffers),
+            quantizer=copy.deepcopy(self._quantizer, memo),
+            requires_grad=self.requires_grad,
+        )
+        made.__dict__.update(copy.deepcopy(self._attributes(), memo))
+        if self.grad is not None:
+            made.grad = copy.deepcopy(self.grad, memo)
+        return made
+
+    def __reduce_ex__(self, _protocol: SupportsIndex) -> tuple[Any, ...]:
+        storage = self.quantized_storage
+        arguments = (
+            *(storage.format.name, storage.mode.value, storage.shape, storage.dtype),
+            *(storage.tensors(), storage.columnwise_order.value, self.requires_grad),
+        )
+        return rebuild_float8_tensor, arguments, self._attributes() or None
+
+    def _attributes(self) -> dict[str, Any]:
+        """What others have put on this tensor."""
+        return {name: value for name, value in self.__dict__.items() if name not in Float8Tensor.__annotations__}
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override] # noqa: ANN401 - torch's stub hides the name
         storage = self.quantized_storage
@@ -113,133 +179,35 @@ class Float8Tensor(torch.Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[Any, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - whatever the torch operation returns
-        kwargs = dict(kwargs or {})
-        kept = _KEPT.get(func)
-        if kept is not None:
-            result = kept(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        if func._schema.is_mutable:  # type: ignore[attr-defined] # noqa: SLF001 - torch has no public reader
-            return _in_place(func, args, kwargs)
-        plain_args, plain_kwargs = pytree.tree_map_only(Float8Tensor, _plain, (args, kwargs))
-        return func(*plain_args, **plain_kwargs)
+        return float8_operations.run(cls, func, args, dict(kwargs or {}))
 
 
-def _plain(tensor: Float8Tensor) -> torch.Tensor:
-    return te_hal.ops.dequantize(tensor.quantized_storage)
-
-
-def _in_place(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
-    """Dequantize, run, and quantize what was written back into its Float8Tensor."""
-    schema = func._schema  # type: ignore[attr-defined] # noqa: SLF001
-    plain_of: dict[int, torch.Tensor] = {}
-
-    def plain(tensor: Float8Tensor) -> torch.Tensor:
-        return plain_of.setdefault(id(tensor), _plain(tensor))
-
-    written = [
-        value
-        for argument, value in [
-            *zip(schema.arguments, args, strict=False),
-            *((a, kwargs[a.name]) for a in schema.arguments if a.name in kwargs),
-        ]
-        if argument.is_write and isinstance(value, Float8Tensor)
-    ]
-    for tensor in written:
-        tensor._own_quantizer()  # noqa: SLF001 - refuse before anything is computed
-    plain_args, plain_kwargs = pytree.tree_map_only(Float8Tensor, plain, (args, kwargs))
-    result = func(*plain_args, **plain_kwargs)
-    for tensor in written:
-        tensor.quantize_(plain_of[id(tensor)])
-    originals = {id(plain_of[id(tensor)]): tensor for tensor in written}
-    return pytree.tree_map_only(torch.Tensor, lambda t: originals.get(id(t), t), result)
-
-
-def _rewrapped(tensor: Float8Tensor, storage: QuantizedStorage) -> Float8Tensor:
-    return Float8Tensor(storage, quantizer=tensor._quantizer)  # noqa: SLF001
-
-
-def _map_buffers(tensor: Float8Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> Float8Tensor:
-    storage = tensor.quantized_storage
-    buffers = tuple(None if t is None else function(t) for t in storage.tensors())
-    return _rewrapped(tensor, storage.with_tensors(buffers))
-
-
-def _detach(tensor: Float8Tensor) -> Float8Tensor:
-    return _rewrapped(tensor, tensor.quantized_storage)
-
-
-def _clone(tensor: Float8Tensor, *, memory_format: torch.memory_format | None = None) -> Any:  # noqa: ANN401
-    if memory_format not in (None, torch.preserve_format, torch.contiguous_format):
-        return NotImplemented
-    return _map_buffers(tensor, torch.clone)
-
-
-def _view(tensor: Float8Tensor, size: Sequence[int]) -> Any:  # noqa: ANN401
-    """A view of the rowwise copy; the columnwise one goes along where the last dimension stays."""
-    storage = tensor.quantized_storage
-    row, row_scale, col, col_scale = storage.tensors()
-    if row is None:
-        return NotImplemented
-    viewed = row.view(size)
-    same_last = bool(storage.shape) and bool(viewed.shape) and viewed.shape[-1] == storage.shape[-1]
-    if col is not None and same_last:
-        transposed = storage.columnwise_order == ColumnwiseOrder.TRANSPOSED
-        col = col.view(viewed.shape[-1:] + viewed.shape[:-1] if transposed else viewed.shape)
-    else:
-        col, col_scale = None, None
-    made = QuantizedStorage(
-        format=storage.format,
-        mode=storage.mode,
-        shape=tuple(viewed.shape),
-        dtype=storage.dtype,
-        rowwise_data=viewed,
+def rebuild_float8_tensor(
+    format: str,
+    mode: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    buffers: tuple[torch.Tensor | None, ...],
+    columnwise_order: str,
+    requires_grad: bool,
+) -> Float8Tensor:
+    """What a pickle calls: a Float8Tensor over these buffers, without a quantizer."""
+    row, row_scale, column, column_scale = buffers
+    storage = QuantizedStorage(
+        format=_FORMATS[format],
+        mode=ScalingMode(mode),
+        shape=tuple(shape),
+        dtype=dtype,
+        rowwise_data=row,
         rowwise_scale_inv=row_scale,
-        columnwise_data=col,
-        columnwise_scale_inv=col_scale,
-        columnwise_order=storage.columnwise_order,
+        columnwise_data=column,
+        columnwise_scale_inv=column_scale,
+        columnwise_order=ColumnwiseOrder(columnwise_order),
     )
-    return _rewrapped(tensor, made)
+    return Float8Tensor(storage, requires_grad=requires_grad)
 
 
-def _to_copy(tensor: Float8Tensor, **kwargs: Any) -> Any:  # noqa: ANN401
-    """Another nominal dtype or device; anything else a plain tensor would get (layout, memory format) is not kept."""
-    dtype = kwargs.pop("dtype", None)
-    device = kwargs.pop("device", None)
-    non_blocking = kwargs.pop("non_blocking", False)
-    kwargs.pop("copy", None)
-    if any(value not in (None, torch.preserve_format, torch.strided, False) for value in kwargs.values()):
-        return NotImplemented
-    if dtype is not None and dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        return NotImplemented
-    moved = _map_buffers(tensor, lambda t: t.to(device=device, non_blocking=non_blocking, copy=True))
-    storage = moved.quantized_storage
-    return _rewrapped(tensor, storage.with_tensors(storage.tensors(), dtype))
-
-
-def _copy(destination: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:  # noqa: ANN401
-    if not isinstance(destination, Float8Tensor):
-        return destination.copy_(_plain(source), non_blocking)  # type: ignore[arg-type]
-    if isinstance(source, Float8Tensor) and source.quantized_storage.kind is destination.quantized_storage.kind:
-        pairs = zip(destination.quantized_storage.tensors(), source.quantized_storage.tensors(), strict=True)
-        for into, origin in pairs:
-            if into is not None and origin is not None:
-                into.copy_(origin, non_blocking)
-        return destination
-    plain = _plain(source) if isinstance(source, Float8Tensor) else source
-    return destination.quantize_(plain.to(destination.device).expand(destination.shape))
-
-
-#: Operations that keep their operand quantized; each may answer NotImplemented for what it cannot keep.
-_KEPT: dict[Any, Callable[..., Any]] = {
-    _aten.detach.default: _detach,
-    _aten.alias.default: _detach,
-    _aten.clone.default: _clone,
-    _aten.view.default: _view,
-    _aten._unsafe_view.default: _view,  # noqa: SLF001 - the operator's name
-    _aten._to_copy.default: _to_copy,  # noqa: SLF001
-    _aten.copy_.default: _copy,
-}
+_FORMATS = {fmt.name: fmt for fmt in (E4M3, E5M2)}
 
 
 class _Dequantize(torch.autograd.Function):
@@ -252,23 +220,3 @@ class _Dequantize(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401, ARG004
         return grad, None
-
-
-class _Quantize(torch.autograd.Function):
-    """Quantize for a user; the gradient passes straight through."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, quantizer: Quantizer, dtype: torch.dtype | None) -> Float8Tensor:  # noqa: ANN401
-        ctx.dtype = tensor.dtype
-        storage = quantizer._nominal(quantizer._with_usages(tensor.detach()), dtype)  # noqa: SLF001
-        return Float8Tensor(storage, quantizer=quantizer)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # noqa: ANN401
-        plain = grad.dequantize() if isinstance(grad, Float8Tensor) else grad
-        return plain.to(ctx.dtype), None, None
-
-
-def quantize_straight_through(tensor: torch.Tensor, quantizer: Quantizer, dtype: torch.dtype | None) -> Float8Tensor:
-    """Quantize with a gradient that ignores the rounding."""
-    return _Quantize.apply(tensor, quantizer, dtype)  # type: ignore[no-any-return,no-untyped-call]

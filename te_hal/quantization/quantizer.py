@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import abc
 import copy
+import functools
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 import te_hal.ops
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
-from te_hal.schema.formats import ColumnwiseOrder, DType, ElementFormat, ScalingMode, element_format
+from te_hal.schema.formats import FLOATS, ColumnwiseOrder, DType, ElementFormat, ScalingMode, element_format
 from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
@@ -96,23 +97,33 @@ class Quantizer(abc.ABC):
 
         Args:
             tensor: any shape; fp32, fp16 or bf16.
-            out: quantized tensor to refill in place (then no gradient is recorded).
+            out: quantized tensor to refill in place; it keeps its nominal dtype, and no gradient is recorded.
             dtype: nominal dtype of the result; None: that of ``tensor``.
 
         Returns:
             A Float8Tensor with the copies of :meth:`get_usages`; a bare storage when ``internal``.
-        """
-        from te_hal.quantization import float8_tensor  # noqa: PLC0415 - the two files need each other
 
+        Raises:
+            ArgumentTypeError: not a plain tensor.
+            ArgumentError: another dtype; neither usage is set.
+        """
+        from te_hal.quantization.straight_through import quantize_straight_through  # noqa: PLC0415 - needs this file
+
+        self._check_plain(tensor, "tensor")
+        self._check_nominal(dtype)
         if out is not None:
             return self.update_quantized(tensor, out)
         if self.internal:
             return self._nominal(self._with_usages(tensor.detach()), dtype)
-        return float8_tensor.quantize_straight_through(tensor, self, dtype)
+        return quantize_straight_through(tensor, self, dtype)
 
     __call__ = quantize
 
     def _with_usages(self, tensor: torch.Tensor) -> QuantizedStorage:
+        self._check_usages()
+        return self.quantize_storage(tensor, rowwise=self.rowwise_usage, columnwise=self.columnwise_usage)
+
+    def _check_usages(self) -> None:
         if not (self.rowwise_usage or self.columnwise_usage):
             raise ArgumentError(
                 type(self).__name__,
@@ -120,7 +131,29 @@ class Quantizer(abc.ABC):
                 accepted="at least one of them",
                 todo="call set_usage(rowwise=True)",
             )
-        return self.quantize_storage(tensor, rowwise=self.rowwise_usage, columnwise=self.columnwise_usage)
+
+    def _check_plain(self, tensor: object, name: str) -> None:
+        if isinstance(tensor, torch.Tensor) and not hasattr(tensor, "quantized_storage"):
+            return
+        raise ArgumentTypeError(
+            f"{type(self).__name__}: {name}",
+            got=f"a {type(tensor).__name__}",
+            accepted="a plain torch.Tensor",
+            todo="call its dequantize() first" if isinstance(tensor, torch.Tensor) else "pass a tensor",
+        )
+
+    def _check_nominal(self, dtype: object) -> None:
+        if dtype is not None and dtype not in FLOATS:
+            raise ArgumentError(
+                f"{type(self).__name__}: dtype",
+                got=repr(dtype),
+                accepted=", ".join(map(str, FLOATS)),
+                todo="name the dtype that dequantizing gives; the 8-bit format is the quantizer's own",
+            )
+
+    def _order_of(self, out: QuantizedStorage | None) -> ColumnwiseOrder:
+        """A storage that is refilled keeps its order, whatever this quantizer makes now."""
+        return self.columnwise_order if out is None else out.columnwise_order
 
     @staticmethod
     def _nominal(storage: QuantizedStorage, dtype: torch.dtype | None) -> QuantizedStorage:
@@ -135,7 +168,12 @@ class Quantizer(abc.ABC):
             src: plain tensor of ``dst``'s shape.
             dst: its copies are refilled, whatever this quantizer's usages are.
             noop_flag: fp32 tensor of one element; where it is 1, nothing is written or recorded.
+
+        Raises:
+            ArgumentTypeError: ``src`` is not plain, or ``dst`` not quantized.
+            ArgumentError: another dtype, shape or element format.
         """
+        self._check_plain(src, "src")
         if not hasattr(dst, "quantized_storage"):
             raise ArgumentTypeError(
                 f"{type(self).__name__}.update_quantized: dst",
@@ -149,6 +187,8 @@ class Quantizer(abc.ABC):
         self.quantize_storage(
             src.detach(), rowwise=storage.kind.rowwise, columnwise=storage.kind.columnwise, out=storage
         )
+        if not dst.is_inference():
+            torch.autograd.graph.increment_version(dst)  # as any write in place: autograd and weight caches look at it
         return dst
 
     def make_empty(
@@ -158,6 +198,7 @@ class Quantizer(abc.ABC):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
         requires_grad: bool = False,
+        pin_memory: bool = False,
     ) -> Float8Tensor:
         """A quantized tensor of this format with uninitialised data and scale_inv 1.
 
@@ -166,17 +207,25 @@ class Quantizer(abc.ABC):
             dtype: nominal dtype.
             device: None means torch's default device.
             requires_grad: of the result.
+            pin_memory: page-lock the memory, as torch.empty does.
+
+        Raises:
+            ArgumentError: no nominal dtype, or neither usage is set.
         """
         from te_hal.quantization.float8_tensor import Float8Tensor  # noqa: PLC0415
 
-        row = torch.empty(shape, dtype=torch.uint8, device=device) if self.rowwise_usage else None
+        self._check_nominal(dtype)
+        self._check_usages()
+        shape = tuple(shape)
+        empty = functools.partial(torch.empty, dtype=torch.uint8, device=device, pin_memory=pin_memory)
         transposed = (*shape[-1:], *shape[:-1]) if self.columnwise_order == ColumnwiseOrder.TRANSPOSED else shape
-        column = torch.empty(transposed, dtype=torch.uint8, device=device) if self.columnwise_usage else None
+        row = empty(shape) if self.rowwise_usage else None
+        column = empty(transposed) if self.columnwise_usage else None
         one = torch.ones(1, dtype=torch.float32, device=device)
         storage = QuantizedStorage(
             format=self.format,
             mode=self.mode,
-            shape=tuple(shape),
+            shape=shape,
             dtype=dtype,
             rowwise_data=row,
             rowwise_scale_inv=None if row is None else one,

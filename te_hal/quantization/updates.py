@@ -3,7 +3,7 @@
 Forward states roll when the outermost enabled autocast is left with gradients on, backward states when the
 backward of the region's first FP8 module ends (docs/numerics.md, D5). A state that recorded nothing has a zero
 amax, which rolls nothing, so only states that recorded something need to be visited. One queue per thread that
-runs forwards; a backward uses the queue of its forward, whichever thread autograd runs it in.
+runs forwards; a backward uses the queue of its forward, whichever thread autograd runs it in, hence the lock.
 """
 
 from __future__ import annotations
@@ -21,21 +21,40 @@ class Updatable(Protocol):
 
 
 class UpdateQueue:
-    """States of one thread's forwards that wait for their update."""
+    """States of one thread's forwards that wait for their update, in the order in which they came."""
 
     def __init__(self) -> None:
-        self._waiting: dict[bool, weakref.WeakSet[Updatable]] = {True: weakref.WeakSet(), False: weakref.WeakSet()}
+        self._lock = threading.Lock()
+        self._waiting: dict[bool, weakref.WeakKeyDictionary[Updatable, None]] = {
+            forward: weakref.WeakKeyDictionary() for forward in (True, False)
+        }
 
     def add(self, state: Updatable, *, forward: bool) -> None:
         """Note that ``state`` has recorded, or is about to record, an amax."""
-        self._waiting[forward].add(state)
+        with self._lock:
+            self._waiting[forward][state] = None
 
     def update(self, *, forward: bool) -> None:
-        """Update every waiting state of one direction and forget it."""
-        waiting = self._waiting[forward]
-        for state in list(waiting):
+        """Update every waiting state of one direction and forget it.
+
+        Where one of them raises (a user's callable), those behind it still wait.
+        """
+        while (state := self._take(forward=forward)) is not None:
             state.update()
-        waiting.clear()
+
+    def clear(self) -> None:
+        """Forget every waiting state without an update."""
+        with self._lock:
+            for waiting in self._waiting.values():
+                waiting.clear()
+
+    def _take(self, *, forward: bool) -> Updatable | None:
+        with self._lock:
+            waiting = self._waiting[forward]
+            state = next(iter(waiting), None)
+            if state is not None:
+                del waiting[state]
+            return state
 
 
 class _PerThread(threading.local):
@@ -53,4 +72,4 @@ def current_queue() -> UpdateQueue:
 
 def discard_waiting() -> None:
     """Forget what waits in the calling thread (for tests and ``reset``)."""
-    _per_thread.queue = UpdateQueue()
+    _per_thread.queue.clear()

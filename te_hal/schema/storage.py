@@ -38,9 +38,19 @@ class StorageKind:
             kind = cls._known.setdefault(key, kind)
         return kind
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Copies and pickles give the interned object: dispatch compares kinds by identity."""
+        return _interned, (self.format, self.mode, self.rowwise, self.columnwise, self.order)
+
     def __repr__(self) -> str:
         copies = "+".join(n for n, on in (("rowwise", self.rowwise), ("columnwise", self.columnwise)) if on)
         return f"{self.format.name}/{self.mode.value}/{copies or 'empty'}"
+
+
+def _interned(
+    fmt: ElementFormat, mode: ScalingMode, rowwise: bool, columnwise: bool, order: ColumnwiseOrder
+) -> StorageKind:
+    return StorageKind.of(fmt, mode, rowwise=rowwise, columnwise=columnwise, order=order)
 
 
 class QuantizedStorage:

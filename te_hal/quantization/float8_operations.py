@@ -1,0 +1,165 @@
+"""What torch's operations do with a Float8Tensor; the rules stand in that class's docstring."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+from torch.utils import _pytree as pytree
+
+import te_hal.ops
+from te_hal.schema.formats import FLOATS, ColumnwiseOrder
+from te_hal.schema.storage import QuantizedStorage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from te_hal.quantization.float8_tensor import Float8Tensor
+
+_aten = torch.ops.aten
+
+
+def run(kind: type[Float8Tensor], func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever the torch operation returns
+    """Run a torch operation that has Float8Tensors among its arguments.
+
+    Args:
+        kind: the class Float8Tensor.
+        func: the operation.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+
+    Returns:
+        A Float8Tensor or a plain tensor, by operation.
+    """
+    kept = _KEPT.get(func)
+    if kept is not None:
+        result = kept(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+    if func._schema.is_mutable:  # type: ignore[attr-defined] # noqa: SLF001 - torch has no public reader
+        return _in_place(kind, func, args, kwargs)
+    plain_args, plain_kwargs = pytree.tree_map_only(kind, _plain, (args, kwargs))
+    return func(*plain_args, **plain_kwargs)
+
+
+def _plain(tensor: Float8Tensor) -> torch.Tensor:
+    return te_hal.ops.dequantize(tensor.quantized_storage)
+
+
+def _in_place(kind: type[Float8Tensor], func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+    """Dequantize, run, and quantize what was written back into its Float8Tensor."""
+    schema = func._schema  # type: ignore[attr-defined] # noqa: SLF001
+    plain_of: dict[int, torch.Tensor] = {}
+
+    def plain(tensor: Float8Tensor) -> torch.Tensor:
+        return plain_of.setdefault(id(tensor), _plain(tensor))
+
+    given = [*zip(schema.arguments, args, strict=False)]
+    given += [(argument, kwargs[argument.name]) for argument in schema.arguments if argument.name in kwargs]
+    # A list of tensors (torch._foreach_add_ and the like) is written to as a whole.
+    values = pytree.tree_leaves([value for argument, value in given if argument.is_write])
+    written = [value for value in values if isinstance(value, kind)]
+    for tensor in written:
+        tensor._own_quantizer()  # noqa: SLF001 - refuse before anything is computed
+    plain_args, plain_kwargs = pytree.tree_map_only(kind, plain, (args, kwargs))
+    result = func(*plain_args, **plain_kwargs)
+    for tensor in written:
+        tensor.quantize_(plain_of[id(tensor)])
+    originals = {id(plain_of[id(tensor)]): tensor for tensor in written}
+    return pytree.tree_map_only(torch.Tensor, lambda t: originals.get(id(t), t), result)
+
+
+def _is_quantized(tensor: torch.Tensor) -> TypeGuard[Float8Tensor]:
+    return hasattr(tensor, "quantized_storage")
+
+
+def _rewrapped(tensor: Float8Tensor, storage: QuantizedStorage) -> Float8Tensor:
+    whole = storage.kind is tensor.quantized_storage.kind
+    # Writing to a view that leaves a copy out would leave the copies of what it views at odds.
+    return type(tensor)(storage, quantizer=tensor._quantizer if whole else None)  # noqa: SLF001
+
+
+def _map_buffers(tensor: Float8Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> Float8Tensor:
+    storage = tensor.quantized_storage
+    buffers = tuple(None if t is None else function(t) for t in storage.tensors())
+    return _rewrapped(tensor, storage.with_tensors(buffers))
+
+
+def _detach(tensor: Float8Tensor) -> Float8Tensor:
+    return _rewrapped(tensor, tensor.quantized_storage)
+
+
+def _clone(tensor: Float8Tensor, *, memory_format: torch.memory_format | None = None) -> Any:  # noqa: ANN401
+    if memory_format not in (None, torch.preserve_format, torch.contiguous_format):
+        return NotImplemented
+    return _map_buffers(tensor, torch.clone)
+
+
+def _view(tensor: Float8Tensor, size: Sequence[int]) -> Any:  # noqa: ANN401
+    """A view of the rowwise copy; a transposed one goes along where the last dimension stays."""
+    storage = tensor.quantized_storage
+    row, row_scale, col, col_scale = storage.tensors()
+    if row is None:
+        return NotImplemented
+    viewed = row.view(size)
+    if col is not None and storage.columnwise_order == ColumnwiseOrder.SAME:
+        col = col.view(size)
+    elif col is not None and viewed.shape[-1:] == storage.shape[-1:]:
+        col = col.view(viewed.shape[-1:] + viewed.shape[:-1])
+    else:
+        col, col_scale = None, None
+    made = QuantizedStorage(
+        format=storage.format,
+        mode=storage.mode,
+        shape=tuple(viewed.shape),
+        dtype=storage.dtype,
+        rowwise_data=viewed,
+        rowwise_scale_inv=row_scale,
+        columnwise_data=col,
+        columnwise_scale_inv=col_scale,
+        columnwise_order=storage.columnwise_order,
+    )
+    return _rewrapped(tensor, made)
+
+
+def _to_copy(tensor: Float8Tensor, **kwargs: Any) -> Any:  # noqa: ANN401
+    """Another nominal dtype or device; anything else a plain tensor would get (layout, memory format) is not kept."""
+    dtype = kwargs.pop("dtype", None)
+    device = kwargs.pop("device", None)
+    non_blocking = kwargs.pop("non_blocking", False)
+    kwargs.pop("copy", None)
+    if any(value not in (None, torch.preserve_format, torch.strided, False) for value in kwargs.values()):
+        return NotImplemented
+    if dtype is not None and dtype not in FLOATS:
+        return NotImplemented
+    moved = _map_buffers(tensor, lambda t: t.to(device=device, non_blocking=non_blocking, copy=True))
+    storage = moved.quantized_storage
+    return _rewrapped(tensor, storage.with_tensors(storage.tensors(), dtype))
+
+
+def _copy(destination: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:  # noqa: ANN401
+    """Bytes between two of one shape and kind; else quantize, or dequantize into a plain destination."""
+    if not _is_quantized(destination):
+        return destination.copy_(_plain(source), non_blocking)  # type: ignore[arg-type] # then the source is
+    if _is_quantized(source):
+        into, origin = destination.quantized_storage, source.quantized_storage
+        if into.kind is origin.kind and into.shape == origin.shape:
+            for target, buffer in zip(into.tensors(), origin.tensors(), strict=True):
+                if target is not None and buffer is not None:
+                    target.copy_(buffer, non_blocking)
+            return destination
+        source = _plain(source)
+    dtype = source.dtype if source.dtype in FLOATS else destination.dtype
+    return destination.quantize_(source.to(destination.device, dtype).expand(destination.shape))
+
+
+#: Operations that keep their operand quantized; each may answer NotImplemented for what it cannot keep.
+_KEPT: dict[Any, Callable[..., Any]] = {
+    _aten.detach.default: _detach,
+    _aten.alias.default: _detach,
+    _aten.clone.default: _clone,
+    _aten.view.default: _view,
+    _aten._unsafe_view.default: _view,  # noqa: SLF001 - the operator's name
+    _aten._to_copy.default: _to_copy,  # noqa: SLF001
+    _aten.copy_.default: _copy,
+}
