@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from te_hal.dispatch import ANY_DEVICE, forced_backend
+from te_hal.dispatch import ANY_DEVICE, default_device, forced_backend
 
 
 def parameter_device(device: torch.device | str | None) -> torch.device:
@@ -15,7 +15,7 @@ def parameter_device(device: torch.device | str | None) -> torch.device:
     """
     if device is not None:
         return torch.device(device)
-    default = torch.get_default_device()
+    default = default_device()
     backend = forced_backend()
     if backend is None or ANY_DEVICE in backend.serves or default.type in backend.serves:
         return default
