@@ -32,7 +32,7 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
 
     Scaling state belongs to the module and its recipe; a module keeps one per family of recipes, so that several may
     be used in turn. A recipe that differs in any field from the one the state was built for (another object, or the
-    same one changed) rebuilds the quantizers and drops cached weights; a delayed-scaling history goes along, with its
+    same one changed) rebuilds the quantizers and drops cached weights; a delayed-scaling state goes along, with its
     scales adapted to a new margin or format.
 
     Attributes:
@@ -86,9 +86,7 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         held = self._scaling.get(recipe.family)
         if held is not None and held.serves(recipe, device):
             if held.source[0] is not recipe:
-                held = self._scaling[recipe.family] = replace(held, source=(recipe, recipe.version))
-                for state in held.states.values():
-                    state.recipe = recipe  # type: ignore[assignment] # of the state's own class
+                self._scaling[recipe.family] = replace(held, source=(recipe, recipe.version))
             if self._in_use != recipe.family:
                 self._install(recipe.family)
             self.fp8_meta["recipe"] = recipe

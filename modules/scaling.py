@@ -6,8 +6,6 @@ import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from te_hal.quantization.scaling_state import (
     BACKWARD_ROLES,
     FORWARD_ROLES,
@@ -15,9 +13,10 @@ from te_hal.quantization.scaling_state import (
     ScalingState,
     make_scaling_state,
 )
-from te_hal.schema.formats import FLOAT32_MAX
 
 if TYPE_CHECKING:
+    import torch
+
     from te_hal.quantization import Quantizer
     from te_hal.recipe import Recipe
 
@@ -44,7 +43,7 @@ class Scaling:
         known, version = self.source
         unchanged = (recipe is known and recipe.version == version) or recipe == self.recipe
         return unchanged and all(
-            not isinstance(state, DelayedScalingState) or state.scale.device == device for state in self.states.values()
+            not isinstance(state, DelayedScalingState) or state.device == device for state in self.states.values()
         )
 
     def make_quantizers(self) -> dict[str, list[Quantizer]]:
@@ -53,32 +52,21 @@ class Scaling:
 
 
 def build_scaling(recipe: Recipe, device: torch.device, before: Scaling | None) -> Scaling:
-    """New state for a recipe; takes over the history of an earlier state of its family.
+    """State for a recipe: new, or that of an earlier recipe of its family, adapted in place.
+
+    Adapted, because a graph whose backward is still to come records into the earlier state.
 
     Args:
         recipe: the user's object.
         device: where state lives.
         before: the earlier state, if any.
     """
-    # State made by a first forward in inference mode must be one that training can update.
-    with torch.inference_mode(mode=False):
+    if before is None:
         states = {
             key: make_scaling_state(recipe, roles, forward=forward, device=device) for key, roles, forward in DIRECTIONS
         }
-        if before is not None:
-            _carry_over(before.states, states)
+    else:
+        states = before.states
+        for state in states.values():
+            state.adapt(recipe, device)  # type: ignore[arg-type] # a recipe of the state's family
     return Scaling(copy.copy(recipe), (recipe, recipe.version), states)
-
-
-def _carry_over(old: dict[str, ScalingState], new: dict[str, ScalingState]) -> None:
-    """Keep histories; adapt scales to another margin or format (exact: the factor is a power of two)."""
-    for key, state in new.items():
-        before = old[key]
-        if isinstance(state, DelayedScalingState) and isinstance(before, DelayedScalingState):
-            state.adopt(before.scale, before.amax_history)
-            factor = state.numerator / before.numerator
-            if factor != 1.0:
-                # A scale that no amax has moved yet is 1 under every margin and format.
-                moved = (state.scale != 1.0) | (state.amax_history[1:] > 0).any(dim=0)
-                adapted = (state.scale * factor).clamp(max=FLOAT32_MAX)
-                state.scale.copy_(torch.where(moved, adapted, state.scale))

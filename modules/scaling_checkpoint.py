@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,7 +32,9 @@ def save_scaling(held: Mapping[str, Scaling]) -> torch.Tensor:
     for key, (scale, history) in _ARRAYS.items():
         arrays[scale] = scaling.states[key].scale  # type: ignore[union-attr] # delayed
         arrays[history] = scaling.states[key].amax_history  # type: ignore[union-attr]
-    return extra_state.pack(extra_state.SavedState("DelayedScaling", scaling.recipe.settings(), arrays))
+    # A derived class may have fields of its own; the state depends on these.
+    fields = {field.name: getattr(scaling.recipe, field.name) for field in dataclasses.fields(DelayedScaling)}
+    return extra_state.pack(extra_state.SavedState("DelayedScaling", fields, arrays))
 
 
 def load_scaling(state: object, label: str) -> Scaling | None:
@@ -51,7 +54,7 @@ def load_scaling(state: object, label: str) -> Scaling | None:
     states: dict[str, ScalingState] = {}
     for key, roles, forward in DIRECTIONS:
         fresh = DelayedScalingState(recipe, roles, forward=forward, device=torch.device("cpu"))
-        fresh.adopt(*_checked_arrays(saved, key, fresh, label))
+        fresh.load(*_checked_arrays(saved, key, fresh, label))
         states[key] = fresh
     return Scaling(recipe, (recipe, recipe.version), states)
 

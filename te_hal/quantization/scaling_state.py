@@ -58,17 +58,6 @@ class DelayedScalingState:
         self.scale.copy_(scale)
         self.amax_history.copy_(amax_history)
 
-    def adopt(self, scale: torch.Tensor, amax_history: torch.Tensor) -> None:
-        """Take over another state's values; a longer history keeps its newest rows, a shorter one gets zeros."""
-        self.scale.copy_(scale)
-        self.amax_history = amax_history.to(self.device, copy=True)
-        self._resize(self.recipe.amax_history_len)
-
-    @property
-    def numerator(self) -> float:
-        """What amax divides to give a scale."""
-        return _largest_scaled(self.recipe, forward=self.forward)
-
     def adapt(self, recipe: DelayedScaling, device: torch.device) -> None:
         """Go over to another recipe and device, values included; quantizers made before keep what they had.
 
@@ -86,10 +75,11 @@ class DelayedScalingState:
         before = _largest_scaled(self.recipe, forward=self.forward)
         factor = _largest_scaled(recipe, forward=self.forward) / before
         if factor != 1.0:
-            rows = self.amax_history.shape[0]
-            came_from_amax = self.amax_history[-1] > 0 if rows > 1 else self.scale != 1.0
+            past = self.amax_history[1:]
+            # A scale that no amax has moved yet is 1 under every margin and format.
+            moved = (self.scale != 1.0) | ((past > 0) & torch.isfinite(past)).any(dim=0)
             adapted = (self.scale * factor).clamp(max=FLOAT32_MAX)
-            self.scale = torch.where(came_from_amax, adapted, self.scale)
+            self.scale = torch.where(moved, adapted, self.scale)
 
     def _resize(self, wanted: int) -> None:
         """The running amax stands in row 0 and the newest past one in the last row: both are kept."""
