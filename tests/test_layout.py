@@ -20,7 +20,7 @@ LINKED = ("backends", "modules", "ffi")
 MAY_IMPORT = {
     "schema": set(),
     "ffi": {"schema"},
-    "backends": {"schema", "ffi", "dispatch"},
+    "backends": {"schema", "ffi"},
     "dispatch": {"schema"},
     "ops": {"schema", "dispatch"},
     "recipe": {"schema"},

@@ -16,7 +16,7 @@ on the CPU are unasked.
 from __future__ import annotations
 
 from te_hal.backends.cpu_reference import amax, capability, cast, delayed_scale, gemm, norm, softmax
-from te_hal.dispatch import ANY_DEVICE, Backend
+from te_hal.schema.backend import ANY_DEVICE, Backend
 
 _KERNELS = (
     cast.quantize,

@@ -5,7 +5,7 @@ For wiring tests, for measuring overhead, and as the smallest complete example o
 
 from te_hal.backends.null.kernels import KERNELS
 from te_hal.backends.null.support import supports
-from te_hal.dispatch import ANY_DEVICE, Backend
+from te_hal.schema.backend import ANY_DEVICE, Backend
 
 
 def create_backend() -> Backend:

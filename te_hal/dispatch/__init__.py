@@ -8,7 +8,6 @@ A backend is one object, returned by the function that its package's entry point
 ``docs/backends.md`` shows a complete one.
 """
 
-from te_hal.dispatch.backend import ANY_DEVICE, Backend, GemmCopies
 from te_hal.dispatch.choice import backend_for, default_device, forced_backend, get_backend
 from te_hal.dispatch.fallback import FallbackWarning, fallback_report
 from te_hal.dispatch.inventory import BackendInfo, list_backends
@@ -24,6 +23,7 @@ from te_hal.dispatch.selection import (
     use_backend,
     use_policy,
 )
+from te_hal.schema.backend import ANY_DEVICE, Backend, GemmCopies
 
 __all__ = [
     "ANY_DEVICE",

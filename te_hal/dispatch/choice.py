@@ -10,8 +10,8 @@ from te_hal.dispatch import listing, registry, selection
 from te_hal.schema.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
-    from te_hal.dispatch.backend import Backend
     from te_hal.dispatch.selection import Selection
+    from te_hal.schema.backend import Backend
 
 
 def default_device() -> torch.device:

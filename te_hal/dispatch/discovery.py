@@ -6,7 +6,7 @@ from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from te_hal.dispatch.backend import Backend
+from te_hal.schema.backend import Backend
 from te_hal.schema.errors import RegistrationError
 
 if TYPE_CHECKING:

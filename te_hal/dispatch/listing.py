@@ -8,7 +8,7 @@ from te_hal.dispatch import registry
 from te_hal.schema.errors import BackendNotFoundError, BackendUnavailableError
 
 if TYPE_CHECKING:
-    from te_hal.dispatch.backend import Backend
+    from te_hal.schema.backend import Backend
 
 
 def find(name: str, where: str) -> Backend:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from te_hal.dispatch import discovery
-from te_hal.dispatch.backend import ANY_DEVICE, Backend
 from te_hal.dispatch.signature import check_signature
+from te_hal.schema.backend import ANY_DEVICE, Backend
 from te_hal.schema.catalog import SCHEMAS
 from te_hal.schema.errors import RegistrationError, StateError
 from te_hal.schema.formats import ColumnwiseOrder

@@ -15,8 +15,8 @@ from te_hal.schema.validate import describe_call
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from te_hal.dispatch.backend import Backend
     from te_hal.dispatch.selection import Selection
+    from te_hal.schema.backend import Backend
     from te_hal.schema.op import OpSchema
     from te_hal.schema.support import Call
 
