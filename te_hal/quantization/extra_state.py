@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 import struct
 import sys
 import zlib
@@ -43,7 +44,7 @@ class SavedState:
 
 def empty() -> torch.Tensor:
     """The ``_extra_state`` of a module without state: a uint8 tensor of no elements."""
-    return torch.empty(0, dtype=torch.uint8)
+    return torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def pack(state: SavedState) -> torch.Tensor:
@@ -72,7 +73,7 @@ def unpack(saved: object, where: str) -> SavedState | None:
     if not isinstance(saved, torch.Tensor) or saved.dtype != torch.uint8:
         got = f"a {type(saved).__name__}" if not isinstance(saved, torch.Tensor) else f"a tensor of {saved.dtype}"
         raise _error(where, got, "save the model with te_hal, or load with this entry removed")
-    data = bytes(saved.detach().cpu().contiguous().numpy())
+    data = saved.detach().cpu().contiguous().numpy().tobytes()
     if not data:
         return None
     if data[:1] == b"\x80":
@@ -89,22 +90,35 @@ def unpack(saved: object, where: str) -> SavedState | None:
 
 
 def _parse(body: bytes, where: str) -> SavedState:
-    (length,) = _LENGTH.unpack_from(body)
-    header = json.loads(body[_LENGTH.size : _LENGTH.size + length])
-    offset = _LENGTH.size + length
+    """Read what the checksum has vouched for: an error here means that something else wrote it."""
+    try:
+        (length,) = _LENGTH.unpack_from(body)
+        start = _LENGTH.size + length
+        header = json.loads(body[_LENGTH.size : start].decode())
+        recipe, fields = header["recipe"], header["fields"]
+        if not isinstance(recipe, str) or not isinstance(fields, dict):
+            raise TypeError("recipe is no text or fields is no mapping")  # noqa: TRY301 - one answer to all of them
+        return SavedState(recipe, fields, _arrays(header["arrays"], body[start:]))
+    except (LookupError, TypeError, ValueError, struct.error) as error:
+        raise _error(where, f"a header that cannot be read ({error})", "restore the file from a copy") from error
+
+
+def _arrays(entries: list[dict[str, Any]], raw: bytes) -> dict[str, torch.Tensor]:
     arrays = {}
-    for entry in header["arrays"]:
-        shape = tuple(entry["shape"])
-        count = 1
-        for size in shape:
-            count *= size
-        end = offset + 4 * count
-        if end > len(body):
-            raise _error(where, f"too few bytes for array {entry['name']!r}", "restore the file from a copy")
-        values = torch.frombuffer(bytearray(body[offset:end]), dtype=torch.float32) if count else torch.empty(0)
-        arrays[entry["name"]] = values.reshape(shape)
+    offset = 0
+    for entry in entries:
+        shape = tuple(int(size) for size in entry["shape"])
+        end = offset + 4 * math.prod(shape)
+        if min(shape, default=0) < 0 or end > len(raw):
+            raise ValueError(f"array {entry['name']!r} of shape {shape} in {len(raw) - offset} bytes")
+        values = torch.empty(shape, dtype=torch.float32, device="cpu")
+        if values.numel():
+            values.copy_(torch.frombuffer(bytearray(raw[offset:end]), dtype=torch.float32).view(shape))
+        arrays[entry["name"]] = values
         offset = end
-    return SavedState(header["recipe"], header["fields"], arrays)
+    if offset != len(raw):
+        raise ValueError(f"{len(raw) - offset} bytes too many")
+    return arrays
 
 
 def _printable(value: Any) -> Any:  # noqa: ANN401 - a recipe's field
@@ -120,7 +134,7 @@ def _raw(array: torch.Tensor) -> bytes:
         raise CheckpointError(
             "_extra_state", got="a big-endian machine", accepted="a little-endian one", todo="save on such a machine"
         )
-    return bytes(array.detach().to("cpu", torch.float32).contiguous().numpy())
+    return array.detach().to("cpu", torch.float32).contiguous().numpy().tobytes()
 
 
 def _error(where: str, got: str, todo: str) -> CheckpointError:
