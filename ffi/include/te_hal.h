@@ -242,8 +242,8 @@ typedef struct te_hal_api {
     /* Choose how casts encode FP8 on the current device: `instruction` 0 for the software encoder, which is in force
        until this is called, 1 for the device's instruction if it agrees with the software encoder, which is tried on
        393 216 bit patterns around every rounding boundary, 2 for the same tried on all 2^32 patterns. *mismatches
-       receives how many differed; unless it is 0 the software encoder stays. TE_HAL_UNSUPPORTED if the library knows
-       no instruction for the device. Waits for the device. */
+       receives a lower bound of how many codes differed, 0 exactly if none did; unless it is 0 the software encoder
+       stays. TE_HAL_UNSUPPORTED if the library knows no instruction for the device. Waits for the device. */
     int32_t (*select_fp8_encoder)(int32_t instruction, int64_t *mismatches, uintptr_t stream);
 
     /* TE_HAL_OK if the described call would be carried out, TE_HAL_UNSUPPORTED (with the sentence that a user should

@@ -1,0 +1,72 @@
+"""Judges a library's table before anyone calls through it (the rules at the end of te_hal.h)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from te_hal.ffi.binding import binding
+from te_hal.ffi.memory_map import allows, mapped_spans
+
+if TYPE_CHECKING:
+    from te_hal.ffi.memory_map import Span
+
+#: Everything that this te_hal calls unasked is there since this ABI version.
+OLDEST_ABI = 1
+_HEADER_BYTES = 8
+_POINTER_BYTES = 8
+#: No table will ever be this long; a number beyond it is no size.
+_LONGEST = 1 << 16
+_STRINGS = frozenset({"backend", "architectures", "version", "source_hash", "compiler"})
+
+
+def entry_names() -> list[tuple[str, bool]]:
+    """Name of every pointer that this te_hal knows, in order, and whether it may be NULL."""
+    native = binding()
+    names: str = native.ffi.string(native.lib.te_hal_entry_names()).decode()
+    return [(name.rstrip("?"), name.endswith("?")) for name in names.split(",")]
+
+
+def abi_version(api: Any) -> int:  # noqa: ANN401 - cffi's pointer
+    """The version that the table says it is of."""
+    return int(binding().ffi.cast("uint32_t *", api)[1])
+
+
+def problem(api: Any) -> str:  # noqa: ANN401 - cffi's pointer
+    """What is wrong with a table; empty if it can be used.
+
+    Reads nothing that is not mapped, so a pointer into nowhere and a size that is not true are answers, not crashes.
+    """
+    ffi, lib = binding().ffi, binding().lib
+    address = int(ffi.cast("uintptr_t", api))
+    spans = mapped_spans()
+    if not allows(spans, address, _HEADER_BYTES, "r"):
+        return f"a table at 0x{address:x}, where nothing can be read"
+    size, version = (int(word) for word in ffi.cast("uint32_t *", api)[0:2])
+    known, own = int(lib.TE_HAL_ABI_VERSION), int(lib.te_hal_api_size())
+    if version < OLDEST_ABI:
+        return f"ABI version {version}, which is too old: this te_hal needs {OLDEST_ABI} or newer and knows up to {known}"
+    if size < own:
+        return f"a truncated table: {size} bytes for ABI version {version}, which has {own}"
+    if (size > own) != (version > known) or size > _LONGEST:
+        return f"a table that lies about its size: {size} bytes for ABI version {version}; version {known} has {own}"
+    if not allows(spans, address, size, "r"):
+        return f"a table that lies about its size: {size} bytes, of which the last cannot be read"
+    return _wrong_entry(spans, address, ffi)
+
+
+def _wrong_entry(spans: list[Span], address: int, ffi: Any) -> str:  # noqa: ANN401 - cffi's
+    names = entry_names()
+    pointers = ffi.cast("uintptr_t *", address + _HEADER_BYTES)
+    for index, (name, optional) in enumerate(names):
+        pointer = int(pointers[index])
+        if pointer == 0:
+            if optional:
+                continue
+            return f"a table whose entry {name} is NULL"
+        if not allows(spans, pointer, 1, "r" if name in _STRINGS else "x"):
+            return f"a table whose entry {name} points to 0x{pointer:x}, where there is no {_kind(name)}"
+    return ""
+
+
+def _kind(name: str) -> str:
+    return "text" if name in _STRINGS else "code"
