@@ -1,5 +1,4 @@
-"""The compiled binding (build_native.py). Beyond cffi nobody knows its types."""
-
+# The compiled binding (build_native.py). Its types are cffi's, made at build time.
 from typing import Any
 
 lib: Any

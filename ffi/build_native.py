@@ -32,6 +32,7 @@ _ADDED_DECLARATIONS = """
 const te_hal_api *te_hal_closed(void);
 int32_t te_hal_api_size(void);
 void *te_hal_open_library(const char *path, char *text, int32_t size);
+void te_hal_close_library(void *library);
 uintptr_t te_hal_find_symbol(void *library, const char *name);
 const te_hal_api *te_hal_ask_for_table(uintptr_t get_api, uint32_t highest_abi_version);
 const char *te_hal_entry_names(void);

@@ -26,9 +26,12 @@ def entry_names() -> list[tuple[str, bool]]:
     return [(name.rstrip("?"), name.endswith("?")) for name in names.split(",")]
 
 
-def abi_version(api: Any) -> int:  # noqa: ANN401 - cffi's pointer
-    """The version that the table says it is of."""
-    return int(binding().ffi.cast("uint32_t *", api)[1])
+def say_version(api: Any) -> str:  # noqa: ANN401 - cffi's pointer
+    """The version that a table, or NULL, says it is of, for messages."""
+    ffi = binding().ffi
+    if allows(mapped_spans(), int(ffi.cast("uintptr_t", api)), _HEADER_BYTES, "r"):
+        return f"ABI version {ffi.cast('uint32_t *', api)[1]}"
+    return "an ABI version that it does not tell"
 
 
 def problem(api: Any) -> str:  # noqa: ANN401 - cffi's pointer
@@ -44,7 +47,7 @@ def problem(api: Any) -> str:  # noqa: ANN401 - cffi's pointer
     size, version = (int(word) for word in ffi.cast("uint32_t *", api)[0:2])
     known, own = int(lib.TE_HAL_ABI_VERSION), int(lib.te_hal_api_size())
     if version < OLDEST_ABI:
-        return f"ABI version {version}, which is too old: this te_hal needs {OLDEST_ABI} or newer and knows up to {known}"
+        return f"ABI version {version}, which is too old: this te_hal needs {OLDEST_ABI} to {known}"
     if size < own:
         return f"a truncated table: {size} bytes for ABI version {version}, which has {own}"
     if (size > own) != (version > known) or size > _LONGEST:

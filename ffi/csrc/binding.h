@@ -27,6 +27,9 @@ static void *te_hal_open_library(const char *path, char *text, int32_t size) {
     return library;
 }
 
+/* Of a library that was refused, so that another file in its place is not taken for it. */
+static void te_hal_close_library(void *library) { dlclose(library); }
+
 static uintptr_t te_hal_find_symbol(void *library, const char *name) { return (uintptr_t)dlsym(library, name); }
 
 static const te_hal_api *te_hal_ask_for_table(uintptr_t get_api, uint32_t highest_abi_version) {

@@ -26,8 +26,9 @@ const char* file_of(const Site& site) {
 }  // namespace
 
 BlockRunner& own_runner() {
-    static thread_local BlockRunner runner;
-    return runner;
+    static thread_local std::unique_ptr<BlockRunner> runner;  // large: see initial-exec above
+    if (runner == nullptr) runner = std::make_unique<BlockRunner>();
+    return *runner;
 }
 
 void barrier(const Site& site) { active->barrier(site); }

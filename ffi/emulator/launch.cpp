@@ -1,10 +1,12 @@
 // Launches: blocks spread over a pool of the host's threads, the calling one among them.
 #include <pthread.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 
 #include <atomic>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <system_error>
@@ -16,9 +18,24 @@ namespace te {
 namespace emulator {
 namespace {
 
-thread_local char fault[256] = "";
+struct Fault {
+    char text[256] = "";
+};
 
-void set_fault(const char* text) { snprintf(fault, sizeof fault, "%s", text); }
+// On the heap: thread-local storage is scarce in a library that has initial-exec variables.
+Fault& fault_of_thread() {
+    static thread_local std::unique_ptr<Fault> fault;
+    if (fault == nullptr) fault = std::make_unique<Fault>();
+    return *fault;
+}
+
+__attribute__((format(printf, 1, 2))) void set_fault(const char* format, ...) {
+    Fault& fault = fault_of_thread();
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(fault.text, sizeof fault.text, format, arguments);
+    va_end(arguments);
+}
 
 // Blocks of one launch, handed out one by one.
 class Work {
@@ -156,22 +173,21 @@ int worker_count() {
     return processors > 0 ? processors : 1;
 }
 
-const char* last_fault() { return fault; }
+const char* last_fault() { return fault_of_thread().text; }
 
 Outcome launch_blocks(int64_t blocks, int threads_per_block, Body body, const void* argument) {
     (void)kForkHandlers;
     if (const char* const error = configuration_error()) {
-        set_fault(error);
+        set_fault("%s", error);
         return Outcome::kMisconfigured;
     }
     if (blocks < 1 || blocks > 2147483647 || threads_per_block < 1 || threads_per_block > kMostThreadsPerBlock) {
-        snprintf(fault, sizeof fault, "a grid of %lld blocks of %d threads", static_cast<long long>(blocks),
-                 threads_per_block);
+        set_fault("a grid of %lld blocks of %d threads", static_cast<long long>(blocks), threads_per_block);
         return Outcome::kFault;
     }
     Work work(Launch{blocks, threads_per_block, body, argument, configuration()});
     run(work, blocks);
-    if (work.outcome() != Outcome::kDone) set_fault(work.text());
+    if (work.outcome() != Outcome::kDone) set_fault("%s", work.text());
     return work.outcome();
 }
 

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <memory>
+
 #include "../include/te_hal.h"
 
 namespace te {
@@ -14,9 +16,11 @@ struct LastError {
     char text[512] = "";
 };
 
+// On the heap: what a library keeps in thread-local storage itself must fit what the loader has left of it.
 inline LastError& last_error_of_thread() {
-    static thread_local LastError error;
-    return error;
+    static thread_local std::unique_ptr<LastError> error;
+    if (error == nullptr) error = std::make_unique<LastError>();
+    return *error;
 }
 
 // Keep "entry: sentence" for last_error() and return `status`.
@@ -30,7 +34,13 @@ __attribute__((format(printf, 2, 3))) inline int32_t fail(int32_t status, const 
     return status;
 }
 
-inline const char* last_error() { return last_error_of_thread().text; }
+inline const char* last_error() {
+    try {
+        return last_error_of_thread().text;
+    } catch (...) {
+        return "no memory for the text of the error";
+    }
+}
 
 // What stands in the table: the entry, and nothing thrown across the C boundary.
 template <auto entry>
