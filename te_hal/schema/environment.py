@@ -19,11 +19,12 @@ PREFIX = "TE_HAL_"
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})
+_SEPARATORS = {"names": ",", "folders": ":"}
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One row of the table. ``kind`` is "flag", "name" or "names" (comma separated)."""
+    """One row of the table. ``kind`` is "flag", "name", "names" (comma separated) or "folders" (colon separated)."""
 
     name: str
     kind: str
@@ -38,6 +39,10 @@ TABLE = (
         "flag",
         "default of recipe.Float8CurrentScaling.use_power_2_scales",
     ),
+    Variable("TE_HAL_LIBRARY_PATH", "folders", "where kernel libraries (libte_hal_musa.so ...) are looked for first"),
+    Variable(
+        "TE_HAL_EMULATOR", "name", 'how the emulated device behaves, "threads=2,wave=128,seed=7"; the library reads it'
+    ),
 )
 
 
@@ -48,6 +53,8 @@ class Environment:
     backend: str | None = None
     fallback: tuple[str, ...] = ()
     fp8_current_scaling_power_2_scales: bool = False
+    library_path: tuple[str, ...] = ()
+    emulator: str | None = None
     unknown: tuple[str, ...] = ()
 
 
@@ -64,8 +71,8 @@ def parse(variables: Mapping[str, str]) -> Environment:
         field = variable.name[len(PREFIX) :].lower()
         if variable.kind == "flag":
             values[field] = _flag(variable.name, text)
-        elif variable.kind == "names":
-            values[field] = tuple(name.strip() for name in text.split(",") if name.strip())
+        elif variable.kind in _SEPARATORS:
+            values[field] = tuple(name.strip() for name in text.split(_SEPARATORS[variable.kind]) if name.strip())
         else:
             values[field] = text or None
     unknown = tuple(sorted(name for name in variables if name.startswith(PREFIX) and name not in known))

@@ -54,6 +54,10 @@ class BackendUnavailableError(TeHalError, RuntimeError):
     """The backend is known but cannot be used on this machine, or not for these tensors."""
 
 
+class KernelError(TeHalError, RuntimeError):
+    """A kernel library, or the device under it, failed in a call that it had accepted."""
+
+
 class RegistrationError(TeHalError, ValueError):
     """A backend does not match the op interface, or its name is taken."""
 
