@@ -110,6 +110,19 @@ class Float8Tensor(torch.Tensor):
             )
         return self._quantizer
 
+    @property
+    def data(self) -> Float8Tensor:
+        """This tensor without autograd. Assigning a Float8Tensor takes it over whole, anything else is quantized."""
+        return self.detach()  # type: ignore[return-value] # kept quantized
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        if isinstance(value, Float8Tensor):
+            torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined] # dtype, shape and device
+            self.quantized_storage = value.quantized_storage
+        else:
+            self.quantize_(value)
+
     def __setitem__(self, index: Any, value: Any) -> None:  # noqa: ANN401 - what torch takes
         """Dequantize, assign, and quantize back.
 
@@ -169,7 +182,9 @@ class Float8Tensor(torch.Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override] # noqa: ANN401 - torch's stub hides the name
         storage = self.quantized_storage
-        return f"Float8Tensor({storage.kind!r}, scale_inv={self._scale_inv}, data={self.dequantize()})"
+        facts = [f"{storage.kind!r}", f"dtype={storage.dtype}", f"scale_inv={self._scale_inv}"]
+        facts += [f"requires_grad={self.requires_grad}"] * self.requires_grad
+        return f"Float8Tensor({_values_to_show(storage)}, {', '.join(facts)})"
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override] # torch's stub leaves `cls, func` out
@@ -208,6 +223,19 @@ def rebuild_float8_tensor(
 
 
 _FORMATS = {fmt.name: fmt for fmt in (E4M3, E5M2)}
+
+
+def _values_to_show(storage: QuantizedStorage) -> torch.Tensor | str:
+    """By torch alone: printing works where no backend does."""
+    codes, scale_inv = storage.rowwise_data, storage.rowwise_scale_inv
+    if codes is None or scale_inv is None:
+        codes, scale_inv = storage.columnwise_data, storage.columnwise_scale_inv
+        if codes is not None and storage.columnwise_order == ColumnwiseOrder.TRANSPOSED:
+            codes = codes.movedim(0, -1) if codes.dim() > 1 else codes
+    if codes is None or scale_inv is None or codes.is_meta:
+        return f"shape={storage.shape}, device={storage.device}"
+    values = codes.cpu().contiguous().view(storage.format.dtype).to(torch.float32) * scale_inv.cpu()
+    return values.to(storage.dtype)
 
 
 class _Dequantize(torch.autograd.Function):
