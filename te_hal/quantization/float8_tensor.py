@@ -172,9 +172,9 @@ class Float8Tensor(torch.Tensor):
         storage = self.quantized_storage
         arguments = (
             *(storage.format.name, storage.mode.value, storage.shape, storage.dtype),
-            *(storage.tensors(), storage.columnwise_order.value, self.requires_grad),
+            *(storage.tensors(), storage.columnwise_order.value, self.requires_grad, self._attributes()),
         )
-        return rebuild_float8_tensor, arguments, self._attributes() or None
+        return rebuild_float8_tensor, arguments
 
     def _attributes(self) -> dict[str, Any]:
         """What others have put on this tensor."""
@@ -205,6 +205,7 @@ def rebuild_float8_tensor(
     buffers: tuple[torch.Tensor | None, ...],
     columnwise_order: str,
     requires_grad: bool,
+    attributes: dict[str, Any],
 ) -> Float8Tensor:
     """What a pickle calls: a Float8Tensor over these buffers, without a quantizer."""
     row, row_scale, column, column_scale = buffers
@@ -219,7 +220,9 @@ def rebuild_float8_tensor(
         columnwise_scale_inv=column_scale,
         columnwise_order=ColumnwiseOrder(columnwise_order),
     )
-    return Float8Tensor(storage, requires_grad=requires_grad)
+    made = Float8Tensor(storage, requires_grad=requires_grad)
+    made.__dict__.update(attributes)
+    return made
 
 
 _FORMATS = {fmt.name: fmt for fmt in (E4M3, E5M2)}
