@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import platform
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import te_hal
 def describe(device: str = "cpu") -> str:
     """Date, device and versions in one line."""
     name = torch.cuda.get_device_name() if device == "cuda" else _cpu_name()
-    now = datetime.datetime.now(tz=datetime.timezone.utc)
+    now = dt.datetime.now(tz=dt.timezone.utc)
     return (
         f"{now:%Y-%m-%d %H:%M} UTC; {name}; {torch.get_num_threads()} threads; Python {platform.python_version()}; "
         f"torch {torch.__version__}; te_hal {te_hal.__version__}"
