@@ -31,8 +31,12 @@ BlockRunner& own_runner() {
     return *runner;
 }
 
-void barrier(const Site& site) { active->barrier(site); }
-const uint32_t* exchange(const Site& site, uint32_t value) { return active->exchange(site, value); }
+void barrier(const Site& site) {
+    active->barrier(site);
+}
+const uint32_t* exchange(const Site& site, uint32_t value) {
+    return active->exchange(site, value);
+}
 void* shared_memory(const Site& site, size_t bytes, size_t alignment) {
     return active->shared_memory(site, bytes, alignment);
 }
@@ -61,7 +65,8 @@ bool BlockRunner::run(int64_t index) {
     current_block = &position_;
     active = this;
     if (launch_.configuration.seed >= 0) {
-        order_threads(static_cast<uint64_t>(launch_.configuration.seed) + static_cast<uint64_t>(index) * 0x9e3779b97f4a7c15u);
+        order_threads(static_cast<uint64_t>(launch_.configuration.seed) +
+                      static_cast<uint64_t>(index) * 0x9e3779b97f4a7c15u);
     }
     memset(shared_bytes_, 0xff, shared_used_);
     for (int group = 0; group * kLanes < launch_.threads; ++group) {
@@ -185,9 +190,10 @@ void BlockRunner::explain_deadlock() {
     for (int group = 0; group * kLanes < launch_.threads; ++group) {
         const Group& waiting = groups_[group];
         if (waiting.arrived == 0) continue;
-        fail("%d of the 32 threads from %d on wait in the exchange at %s:%d, which the others never reach: an exchange "
-             "in divergent code",
-             waiting.arrived, group * kLanes, file_of(*waiting.site), waiting.site->line);
+        fail(
+            "%d of the 32 threads from %d on wait in the exchange at %s:%d, which the others never reach: an exchange "
+            "in divergent code",
+            waiting.arrived, group * kLanes, file_of(*waiting.site), waiting.site->line);
         return;
     }
     fail("%d threads wait at the barrier at %s:%d after %d others have returned", static_cast<int>(at_barrier_.size()),
@@ -246,8 +252,8 @@ void* BlockRunner::shared_memory(const Site& site, size_t bytes, size_t alignmen
     }
     const size_t offset = (shared_used_ + alignment - 1) / alignment * alignment;
     if (offset + bytes > kSharedMemory || shared_.size() == kMostDeclarations) {
-        fail("%zu bytes of shared memory at %s:%d; the smallest device has %zu", offset + bytes, file_of(site), site.line,
-             kSharedMemory);
+        fail("%zu bytes of shared memory at %s:%d; the smallest device has %zu", offset + bytes, file_of(site),
+             site.line, kSharedMemory);
         // The thread ends here, or it would write past the block's memory.
         Fiber& self = *running_;
         running_ = &own_;

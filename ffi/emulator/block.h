@@ -13,7 +13,7 @@ namespace emulator {
 
 constexpr int kMostThreadsPerBlock = 1024;
 constexpr int kLanes = 32;
-constexpr size_t kMostDeclarations = 16;   // of shared memory in one kernel
+constexpr size_t kMostDeclarations = 16;  // of shared memory in one kernel
 
 // One launch, as all runners see it.
 struct Launch {

@@ -82,9 +82,13 @@ Settings settings;
 
 }  // namespace
 
-Configuration configuration() { return {settings.threads, settings.wave, settings.seed}; }
+Configuration configuration() {
+    return {settings.threads, settings.wave, settings.seed};
+}
 
-const char* configuration_error() { return settings.refused ? settings.error : nullptr; }
+const char* configuration_error() {
+    return settings.refused ? settings.error : nullptr;
+}
 
 bool configure(int32_t threads, int32_t wave, int64_t seed) {
     const Configuration asked = {threads, wave, seed};

@@ -30,9 +30,15 @@ struct BlockPosition {
 extern thread_local int current_thread __attribute__((tls_model("initial-exec")));
 extern thread_local const BlockPosition* current_block __attribute__((tls_model("initial-exec")));
 
-inline int thread_index() { return current_thread; }
-inline int64_t block_index() { return current_block->index; }
-inline int64_t block_count() { return current_block->count; }
+inline int thread_index() {
+    return current_thread;
+}
+inline int64_t block_index() {
+    return current_block->index;
+}
+inline int64_t block_count() {
+    return current_block->count;
+}
 
 // Wait until every thread of the block is here.
 void barrier(const Site& site);

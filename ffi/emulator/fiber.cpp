@@ -38,7 +38,8 @@ Fiber::Fiber() : started_(true) {
 }
 
 Fiber::Fiber(Entry entry) {
-    memory_ = mmap(nullptr, kGuard + kUsable, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    memory_ =
+        mmap(nullptr, kGuard + kUsable, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory_ == MAP_FAILED) throw std::bad_alloc();
     mprotect(memory_, kGuard, PROT_NONE);
     getcontext(&context_);
@@ -56,14 +57,14 @@ Fiber::~Fiber() {
 
 void Fiber::switch_to(Fiber& running, Fiber& next) {
     if (&running == &next) return;
-#if defined(__SANITIZE_ADDRESS__)
+    #if defined(__SANITIZE_ADDRESS__)
     void* frames = nullptr;
     __sanitizer_start_switch_fiber(&frames, next.context_.uc_stack.ss_sp, next.context_.uc_stack.ss_size);
     swapcontext(&running.context_, &next.context_);
     __sanitizer_finish_switch_fiber(frames, nullptr, nullptr);
-#else
+    #else
     swapcontext(&running.context_, &next.context_);
-#endif
+    #endif
 }
 
 #else

@@ -140,8 +140,12 @@ std::mutex pool_mutex;
 
 // A forked child has none of the pool's threads. The lock is taken across the fork, so that no launch has them just
 // then, and the child starts a pool of its own when it needs one.
-void before_fork() { pool_mutex.lock(); }
-void after_fork_in_parent() { pool_mutex.unlock(); }
+void before_fork() {
+    pool_mutex.lock();
+}
+void after_fork_in_parent() {
+    pool_mutex.unlock();
+}
 void after_fork_in_child() {
     pool = nullptr;
     pool_mutex.unlock();
@@ -173,7 +177,9 @@ int worker_count() {
     return processors > 0 ? processors : 1;
 }
 
-const char* last_fault() { return fault_of_thread().text; }
+const char* last_fault() {
+    return fault_of_thread().text;
+}
 
 Outcome launch_blocks(int64_t blocks, int threads_per_block, Body body, const void* argument) {
     (void)kForkHandlers;

@@ -21,8 +21,8 @@ TE_DEVICE void leave_amax(uint32_t found, float* amax, bool accumulate) {
 
 // Every block's maximum into `partials`, unless there is one block and `amax` is given: then it writes that.
 template <class T, bool kAligned>
-TE_KERNEL amax_of_elements(const typename T::Storage* __restrict__ input, int64_t count, uint32_t* __restrict__ partials,
-                           float* amax, bool accumulate) {
+TE_KERNEL amax_of_elements(const typename T::Storage* __restrict__ input, int64_t count,
+                           uint32_t* __restrict__ partials, float* amax, bool accumulate) {
     TE_SHARED(AmaxShared, shared);
     constexpr int kInFlight = 8 / sizeof(typename T::Storage);
     const int64_t octets = (count + 7) / 8;
@@ -78,7 +78,9 @@ inline int32_t launch_amax_of_elements(uintptr_t input, int32_t dtype, int64_t c
     });
 }
 
-inline int64_t amax_workspace_bytes() { return kMaxPartials * 4; }
+inline int64_t amax_workspace_bytes() {
+    return kMaxPartials * 4;
+}
 
 inline int32_t amax(uintptr_t input, int32_t input_dtype, int64_t count, uintptr_t amax, uint32_t flags,
                     uintptr_t workspace, int64_t workspace_size, uintptr_t stream) {
@@ -115,8 +117,8 @@ inline int32_t compute_scale(uintptr_t amax, uintptr_t scale, uintptr_t scale_in
     if (amax != scale) arguments.reads("amax", amax, count, 4);
     const int32_t status = arguments.status();
     if (status != TE_HAL_OK || count == 0) return status;
-    const ScaleRule rule = {static_cast<float>(fp8_max), static_cast<float>(epsilon),
-                            static_cast<float>(value_for_inf), (flags & TE_HAL_FLAG_POWER_OF_2) != 0};
+    const ScaleRule rule = {static_cast<float>(fp8_max), static_cast<float>(epsilon), static_cast<float>(value_for_inf),
+                            (flags & TE_HAL_FLAG_POWER_OF_2) != 0};
     return launch(smaller_of(ceil_divide(count, kThreads), 1024), stream, &scales_of_amaxes,
                   pointer<const uint32_t>(amax), pointer<float>(scale), pointer<float>(scale_inv), count, rule);
 }

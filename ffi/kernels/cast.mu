@@ -18,7 +18,9 @@ struct CastShared {
 };
 
 // Blocks run from the end: what a pass over the input has just read last is still in the cache.
-TE_DEVICE int64_t block_from_the_end() { return block_count() - 1 - block_index(); }
+TE_DEVICE int64_t block_from_the_end() {
+    return block_count() - 1 - block_index();
+}
 
 template <class T, class F, bool kAligned>
 TE_KERNEL cast_elements(const typename T::Storage* __restrict__ input, int64_t count, CastScale source,
@@ -109,8 +111,8 @@ TE_KERNEL decode_elements(const uint8_t* __restrict__ data, int64_t count, const
 
 // data[cols, rows] to output[rows, cols]: bytes change places before they are decoded.
 template <class F, class T, bool kAligned>
-TE_KERNEL decode_tiles(const uint8_t* __restrict__ data, int64_t rows, int64_t cols, const float* __restrict__ scale_inv,
-                       typename T::Storage* __restrict__ output) {
+TE_KERNEL decode_tiles(const uint8_t* __restrict__ data, int64_t rows, int64_t cols,
+                       const float* __restrict__ scale_inv, typename T::Storage* __restrict__ output) {
     TE_SHARED(CodeTile, tile);
     const Place place(block_index(), cols, rows);
     Vector8 codes[kPatch];

@@ -7,9 +7,10 @@
 
 namespace te {
 
-// Cast input[rows, cols] as `request` says. With mode TENSOR_CURRENT `partials` holds the maxima to take the scale from.
-inline int32_t launch_cast(uintptr_t input, int32_t input_dtype, int64_t rows, int64_t cols,
-                           const CastRequest& request, uintptr_t partials, int64_t partial_count, uintptr_t stream) {
+// Cast input[rows, cols] as `request` says. With mode TENSOR_CURRENT `partials` holds the maxima to take the scale
+// from.
+inline int32_t launch_cast(uintptr_t input, int32_t input_dtype, int64_t rows, int64_t cols, const CastRequest& request,
+                           uintptr_t partials, int64_t partial_count, uintptr_t stream) {
     const CastScale source = cast_scale(request, partials, partial_count);
     const CastTarget target = cast_target(request);
     const int64_t count = rows * cols;
@@ -39,10 +40,17 @@ inline int32_t quantize(uintptr_t input, int32_t input_dtype, int64_t rows, int6
                         uintptr_t amax, uintptr_t rowwise_data, uintptr_t columnwise_data, int32_t columnwise_order,
                         uintptr_t rowwise_scale_inv, uintptr_t columnwise_scale_inv, int32_t output_dtype,
                         uintptr_t stream) {
-    const CastRequest request = {TE_HAL_MODE_TENSOR, scale,           amax,
-                                 0.0,                0u,              rowwise_data,
-                                 columnwise_data,    columnwise_order, rowwise_scale_inv,
-                                 columnwise_scale_inv, output_dtype};
+    const CastRequest request = {TE_HAL_MODE_TENSOR,
+                                 scale,
+                                 amax,
+                                 0.0,
+                                 0u,
+                                 rowwise_data,
+                                 columnwise_data,
+                                 columnwise_order,
+                                 rowwise_scale_inv,
+                                 columnwise_scale_inv,
+                                 output_dtype};
     Arguments arguments("quantize");
     arguments.plain_dtype("input_dtype", input_dtype)
         .size("rows", rows)
@@ -60,10 +68,17 @@ inline int32_t quantize_current(uintptr_t input, int32_t input_dtype, int64_t ro
                                 uintptr_t columnwise_data, int32_t columnwise_order, uintptr_t rowwise_scale_inv,
                                 uintptr_t columnwise_scale_inv, int32_t output_dtype, uintptr_t workspace,
                                 int64_t workspace_size, uintptr_t stream) {
-    const CastRequest request = {TE_HAL_MODE_TENSOR_CURRENT, scale,           amax,
-                                 epsilon,                    flags,           rowwise_data,
-                                 columnwise_data,            columnwise_order, rowwise_scale_inv,
-                                 columnwise_scale_inv,       output_dtype};
+    const CastRequest request = {TE_HAL_MODE_TENSOR_CURRENT,
+                                 scale,
+                                 amax,
+                                 epsilon,
+                                 flags,
+                                 rowwise_data,
+                                 columnwise_data,
+                                 columnwise_order,
+                                 rowwise_scale_inv,
+                                 columnwise_scale_inv,
+                                 output_dtype};
     Arguments arguments("quantize_current");
     arguments.plain_dtype("input_dtype", input_dtype)
         .size("rows", rows)
@@ -86,8 +101,7 @@ inline int32_t launch_decode(uintptr_t data, int32_t data_dtype, int64_t rows, i
                              uintptr_t scale_inv, uintptr_t output, int32_t output_dtype, uintptr_t stream) {
     const int64_t count = rows * cols;
     const bool tiles = copy == TE_HAL_COPY_COLUMNWISE_TRANSPOSED && rows > 1 && cols > 1;
-    const bool aligned =
-        is_aligned(data, 8) && is_aligned(output, 16) && (!tiles || is_multiple(rows | cols, 8));
+    const bool aligned = is_aligned(data, 8) && is_aligned(output, 16) && (!tiles || is_multiple(rows | cols, 8));
     return with_fp8_type(data_dtype, [&](auto format) {
         return with_plain_type(output_dtype, [&](auto type) {
             return with_bool(aligned, [&](auto is_aligned_type) {

@@ -54,10 +54,11 @@ TE_KERNEL transpose_elements(const Element* __restrict__ input, Element* __restr
     }
 }
 
-inline int64_t tiles_of(int64_t rows, int64_t cols) { return ceil_divide(rows, kTile) * ceil_divide(cols, kTile); }
+inline int64_t tiles_of(int64_t rows, int64_t cols) {
+    return ceil_divide(rows, kTile) * ceil_divide(cols, kTile);
+}
 
-inline int32_t launch_transpose_bytes(uintptr_t input, uintptr_t output, int64_t rows, int64_t cols,
-                                      uintptr_t stream) {
+inline int32_t launch_transpose_bytes(uintptr_t input, uintptr_t output, int64_t rows, int64_t cols, uintptr_t stream) {
     const bool aligned = is_aligned(input | output, 8) && is_multiple(rows | cols, 8);
     return launch(tiles_of(rows, cols), stream, aligned ? &transpose_bytes<true> : &transpose_bytes<false>,
                   pointer<const uint8_t>(input), pointer<uint8_t>(output), rows, cols);
@@ -76,16 +77,18 @@ inline int32_t transpose(uintptr_t input, uintptr_t output, int64_t rows, int64_
             .size("rows", rows)
             .size("cols", cols)
             .product("rows * cols", rows, cols)
-            .require(element_bytes == 1 || element_bytes == 2 || element_bytes == 4,
-                     "element_bytes is not 1, 2 or 4")
+            .require(element_bytes == 1 || element_bytes == 2 || element_bytes == 4, "element_bytes is not 1, 2 or 4")
             .reads("input", input, elements_of(rows, cols), element_bytes)
             .writes("output", output, elements_of(rows, cols), element_bytes)
             .status();
     if (status != TE_HAL_OK || rows * cols == 0) return status;
     switch (element_bytes) {
-        case 1: return launch_transpose_bytes(input, output, rows, cols, stream);
-        case 2: return launch_transpose_elements<uint16_t>(input, output, rows, cols, stream);
-        default: return launch_transpose_elements<uint32_t>(input, output, rows, cols, stream);
+        case 1:
+            return launch_transpose_bytes(input, output, rows, cols, stream);
+        case 2:
+            return launch_transpose_elements<uint16_t>(input, output, rows, cols, stream);
+        default:
+            return launch_transpose_elements<uint32_t>(input, output, rows, cols, stream);
     }
 }
 

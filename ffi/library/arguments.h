@@ -9,7 +9,9 @@ namespace te {
 constexpr int64_t kMaxElements = int64_t{1} << 60;
 
 // a * b, or 0 for sizes that Arguments::size and ::product refuse.
-inline int64_t elements_of(int64_t a, int64_t b) { return a > 0 && b > 0 && a <= (kMaxElements - 1) / b ? a * b : 0; }
+inline int64_t elements_of(int64_t a, int64_t b) {
+    return a > 0 && b > 0 && a <= (kMaxElements - 1) / b ? a * b : 0;
+}
 
 class Arguments {
   public:
@@ -118,8 +120,8 @@ class Arguments {
         } else if (address % static_cast<uintptr_t>(alignment) != 0) {
             refuse(TE_HAL_MISALIGNED, "%s is 0x%llx; accepted: multiples of %lld", name, shown, as_long(alignment));
         } else if (UINTPTR_MAX - address < static_cast<uintptr_t>(count * bytes)) {
-            refuse(TE_HAL_INVALID_ARGUMENT, "%s is 0x%llx, less than its %lld bytes from the end of memory", name, shown,
-                   as_long(count * bytes));
+            refuse(TE_HAL_INVALID_ARGUMENT, "%s is 0x%llx, less than its %lld bytes from the end of memory", name,
+                   shown, as_long(count * bytes));
         } else if (buffers_ < kMostBuffers) {
             buffer_[buffers_++] = {name, address, address + static_cast<uintptr_t>(count * bytes) - 1, written};
         }

@@ -59,8 +59,7 @@ inline CastScale cast_scale(const CastRequest& request, uintptr_t partials, int6
     source.partials = pointer<const uint32_t>(partials);
     source.partial_count = partial_count;
     source.rule = {request.output_dtype == TE_HAL_FLOAT8_E4M3 ? E4M3::kMax : E5M2::kMax,
-                   static_cast<float>(request.epsilon), kLargestFloat,
-                   (request.flags & TE_HAL_FLAG_POWER_OF_2) != 0};
+                   static_cast<float>(request.epsilon), kLargestFloat, (request.flags & TE_HAL_FLAG_POWER_OF_2) != 0};
     return source;
 }
 

@@ -15,7 +15,9 @@ inline bool& instruction_in_force(int device) {
 }
 
 #if TE_TARGET_HOST
-inline int current_device() { return 0; }
+inline int current_device() {
+    return 0;
+}
 #else
 inline int current_device() {
     int device = 0;

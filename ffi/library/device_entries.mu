@@ -97,9 +97,9 @@ inline int32_t check_device(int32_t device) {
     TE_RUNTIME(GetLastError)();
     TE_RUNTIME(SetDevice)(before);
     if (found == TE_RUNTIME(Success)) return TE_HAL_OK;
-    return fail(TE_HAL_WRONG_ARCHITECTURE, "device %d is a %s of architecture %d.%d; this library holds code for %s (%s)",
-                device, properties.name, properties.major, properties.minor, TE_ARCHITECTURES,
-                TE_RUNTIME(GetErrorString)(found));
+    return fail(TE_HAL_WRONG_ARCHITECTURE,
+                "device %d is a %s of architecture %d.%d; this library holds code for %s (%s)", device, properties.name,
+                properties.major, properties.minor, TE_ARCHITECTURES, TE_RUNTIME(GetErrorString)(found));
 }
 
 inline int32_t describe_device(int32_t device, te_hal_device_info& info) {
@@ -135,13 +135,13 @@ inline int32_t compare_encoders(bool all, int64_t* mismatches, uintptr_t stream)
 
 // Whether the library was built with an instruction for the device's architecture.
 inline bool knows_instruction(int major, int minor) {
-#if defined(TE_NO_FP8_INSTRUCTION)
+    #if defined(TE_NO_FP8_INSTRUCTION)
     return major < 0 && minor < 0;
-#elif TE_TARGET_MUSA
+    #elif TE_TARGET_MUSA
     return major * 10 + minor >= 31;
-#else
+    #else
     return major * 10 + minor >= 89;
-#endif
+    #endif
 }
 
 inline int32_t select_fp8_encoder(int32_t instruction, int64_t* mismatches, uintptr_t stream) {

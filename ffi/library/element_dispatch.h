@@ -8,10 +8,13 @@ namespace te {
 
 inline int64_t bytes_of_dtype(int32_t dtype) {
     switch (dtype) {
-        case TE_HAL_FLOAT32: return 4;
+        case TE_HAL_FLOAT32:
+            return 4;
         case TE_HAL_FLOAT16:
-        case TE_HAL_BFLOAT16: return 2;
-        default: return 1;
+        case TE_HAL_BFLOAT16:
+            return 2;
+        default:
+            return 1;
     }
 }
 
@@ -19,9 +22,12 @@ inline int64_t bytes_of_dtype(int32_t dtype) {
 template <class Function>
 int32_t with_plain_type(int32_t dtype, const Function& function) {
     switch (dtype) {
-        case TE_HAL_FLOAT32: return function(Float32{});
-        case TE_HAL_FLOAT16: return function(Float16{});
-        default: return function(BFloat16{});
+        case TE_HAL_FLOAT32:
+            return function(Float32{});
+        case TE_HAL_FLOAT16:
+            return function(Float16{});
+        default:
+            return function(BFloat16{});
     }
 }
 

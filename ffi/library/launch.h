@@ -11,11 +11,19 @@ T* pointer(uintptr_t address) {
     return reinterpret_cast<T*>(address);
 }
 
-inline int64_t ceil_divide(int64_t dividend, int64_t divisor) { return (dividend + divisor - 1) / divisor; }
-inline int64_t smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t ceil_divide(int64_t dividend, int64_t divisor) {
+    return (dividend + divisor - 1) / divisor;
+}
+inline int64_t smaller_of(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
 
-inline bool is_multiple(int64_t value, int64_t of) { return value % of == 0; }
-inline bool is_aligned(uintptr_t address, uintptr_t to) { return address % to == 0; }
+inline bool is_multiple(int64_t value, int64_t of) {
+    return value % of == 0;
+}
+inline bool is_aligned(uintptr_t address, uintptr_t to) {
+    return address % to == 0;
+}
 
 inline int32_t refuse_grid(int64_t blocks) {
     return fail(TE_HAL_SIZE_OVERFLOW, "the sizes need %lld blocks; accepted: 1 to %lld", static_cast<long long>(blocks),
@@ -26,10 +34,14 @@ inline int32_t refuse_grid(int64_t blocks) {
 
 inline int32_t status_of(emulator::Outcome outcome) {
     switch (outcome) {
-        case emulator::Outcome::kDone: return TE_HAL_OK;
-        case emulator::Outcome::kOutOfMemory: return fail(TE_HAL_OUT_OF_MEMORY, "%s", emulator::last_fault());
-        case emulator::Outcome::kMisconfigured: return fail(TE_HAL_INVALID_ARGUMENT, "%s", emulator::last_fault());
-        default: return fail(TE_HAL_KERNEL_FAULT, "%s", emulator::last_fault());
+        case emulator::Outcome::kDone:
+            return TE_HAL_OK;
+        case emulator::Outcome::kOutOfMemory:
+            return fail(TE_HAL_OUT_OF_MEMORY, "%s", emulator::last_fault());
+        case emulator::Outcome::kMisconfigured:
+            return fail(TE_HAL_INVALID_ARGUMENT, "%s", emulator::last_fault());
+        default:
+            return fail(TE_HAL_KERNEL_FAULT, "%s", emulator::last_fault());
     }
 }
 
@@ -49,14 +61,18 @@ inline int32_t check_runtime(TE_RUNTIME(Error_t) error) {
     const int number = static_cast<int>(error);
     const char* const text = TE_RUNTIME(GetErrorString)(error);
     switch (number) {  // the numbers of both runtimes
-        case 2: return fail(TE_HAL_OUT_OF_MEMORY, "device runtime: %s (error 2)", text);
+        case 2:
+            return fail(TE_HAL_OUT_OF_MEMORY, "device runtime: %s (error 2)", text);
         case 98:
-        case 209: return fail(TE_HAL_WRONG_ARCHITECTURE, "device runtime: %s (error %d)", text, number);
+        case 209:
+            return fail(TE_HAL_WRONG_ARCHITECTURE, "device runtime: %s (error %d)", text, number);
         case 35:
         case 100:
-        case 101: return fail(TE_HAL_NO_DEVICE, "device runtime: %s (error %d)", text, number);
+        case 101:
+            return fail(TE_HAL_NO_DEVICE, "device runtime: %s (error %d)", text, number);
         default:
-            return fail(TE_HAL_DEVICE_ERROR, "device runtime: %s (error %d); it may come from earlier work", text, number);
+            return fail(TE_HAL_DEVICE_ERROR, "device runtime: %s (error %d); it may come from earlier work", text,
+                        number);
     }
 }
 
@@ -64,8 +80,8 @@ inline int32_t check_runtime(TE_RUNTIME(Error_t) error) {
 template <class... Parameters, class... Given>
 int32_t launch(int64_t blocks, uintptr_t stream, void (*kernel)(Parameters...), Given... given) {
     if (blocks < 1 || blocks > kMaxBlocks) return refuse_grid(blocks);
-    kernel<<<dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0,
-             reinterpret_cast<TE_RUNTIME(Stream_t)>(stream)>>>(static_cast<Parameters>(given)...);
+    kernel<<<dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, reinterpret_cast<TE_RUNTIME(Stream_t)>(stream)>>>(
+        static_cast<Parameters>(given)...);
     return check_runtime(TE_RUNTIME(GetLastError)());
 }
 

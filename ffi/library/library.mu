@@ -7,9 +7,12 @@
 
 #include "../include/te_hal.h"
 #include "../kernels/amax.mu"
+#include "../kernels/block_entries.mu"
 #include "../kernels/cast_entries.mu"
+#include "../kernels/delayed_scale.mu"
 #include "../kernels/transpose.mu"
 #include "device_entries.mu"
+#include "supports.mu"
 
 // Set by te_hal.ffi.build.
 #if !defined(TE_VERSION)
@@ -33,6 +36,20 @@ constexpr char kBackend[] = "cuda";
 constexpr char kBackend[] = "host";
 #endif
 
+// Stands in the table for an op without a kernel; supports() says no to it.
+template <class Entry>
+struct NotBuilt;
+
+template <class... Parameters>
+struct NotBuilt<int32_t (*)(Parameters...)> {
+    static int32_t call(Parameters...) { return fail(TE_HAL_UNSUPPORTED, "no kernel for this op"); }
+};
+
+template <class Entry>
+void leave_out(Entry& entry) {
+    entry = &NotBuilt<Entry>::call;
+}
+
 te_hal_api make_api() {
     te_hal_api api = {};
     api.struct_size = TE_HAL_API_SIZE;
@@ -50,11 +67,29 @@ te_hal_api make_api() {
 #if TE_TARGET_HOST
     api.configure_emulator = &Guard<&configure_emulator>::call;
 #endif
+    api.supports = &Guard<&supports>::call;
+    api.workspace_bytes = &Guard<&workspace_bytes>::call;
     api.transpose = &Guard<&transpose>::call;
     api.quantize = &Guard<&quantize>::call;
     api.quantize_current = &Guard<&quantize_current>::call;
+    api.quantize_blocks = &Guard<&quantize_blocks>::call;
+    api.dequantize = &Guard<&dequantize>::call;
     api.amax = &Guard<&amax>::call;
     api.compute_scale = &Guard<&compute_scale>::call;
+    api.update_delayed_scale = &Guard<&update_delayed_scale>::call;
+    api.update_delayed_scales = &Guard<&update_delayed_scales>::call;
+    leave_out(api.gemm);
+    leave_out(api.bias_grad);
+    leave_out(api.norm_fwd);
+    leave_out(api.norm_bwd);
+    leave_out(api.softmax_fwd);
+    leave_out(api.softmax_bwd);
+    leave_out(api.activation_fwd);
+    leave_out(api.activation_bwd);
+    leave_out(api.norm_quantize);
+    leave_out(api.activation_quantize);
+    leave_out(api.activation_bwd_quantize);
+    leave_out(api.bias_grad_quantize);
     return api;
 }
 

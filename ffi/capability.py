@@ -1,0 +1,185 @@
+"""Asks a kernel library whether it can do a call: describes it as te_hal_call has it, and gives the answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from te_hal.ffi import codes
+from te_hal.schema.formats import FLOATS, ColumnwiseOrder, ScalingMode
+from te_hal.schema.storage import StorageKind
+from te_hal.schema.support import SUPPORTED, Code, Support
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from te_hal.ffi.native import Native
+    from te_hal.schema.support import Call, Kind
+
+    Description = dict[str, int]
+
+#: Scaling modes whose scales the marshalling knows the shape of.
+_MARSHALLED = frozenset({ScalingMode.TENSOR})
+
+
+def ask(native: Native, call: Call) -> Support:
+    """Whether the library, and the marshalling before it, can do a call. Starts no device.
+
+    Raises:
+        BackendUnavailableError: there is no library, or it cannot be opened.
+        KernelError: the library calls the description senseless, or answers what te_hal does not know.
+    """
+    for mode in _modes(call):
+        if mode not in _MARSHALLED:
+            sentence = f"scaling mode {ScalingMode(mode).value!r} is not built yet; per-tensor scaling is"
+            return Support.no(Code.MODE, sentence)
+    description = _DESCRIPTIONS[call.op](call)
+    for dtype in _result_dtypes(call):
+        answer = _ask_library(native, {**description, "output_dtype": codes.DTYPES[dtype]} if dtype else description)
+        if not answer:
+            return answer
+    return SUPPORTED
+
+
+def _ask_library(native: Native, description: Description) -> Support:
+    ffi, lib = native.ffi, native.lib
+    question = ffi.new("te_hal_call *", {"struct_size": ffi.sizeof("te_hal_call"), **description})
+    status = lib.api_supports(native.library.api, question)
+    if status == lib.TE_HAL_UNSUPPORTED:
+        return Support.no(Code.NO_KERNEL, native.library.last_error())
+    native.check(status, "supports")
+    return SUPPORTED
+
+
+def _modes(call: Call) -> set[object]:
+    modes = {kind.mode for kind in call.kinds.values() if isinstance(kind, StorageKind)}
+    return modes | ({call.flags["mode"]} if "mode" in call.flags else set())
+
+
+def _result_dtypes(call: Call) -> tuple[torch.dtype | None, ...]:
+    """What the result may be: the one asked for, else the first operand's; of a storage any, as its kind tells none.
+
+    (None,) where the op's description has it already, or there is no choice.
+    """
+    if "out_dtype" not in call.flags:
+        return (None,)
+    asked: Any = call.flags["out_dtype"] or call.kinds.get("out")
+    if asked is None:
+        asked = next(iter(call.kinds.values())) if call.op != "activation_bwd" else call.kinds["input"]
+    return FLOATS if isinstance(asked, StorageKind) else (asked,)
+
+
+def _dtype(kind: Kind) -> int:
+    if kind is None:
+        return codes.NO_DTYPE
+    return codes.DTYPES[kind.format.dtype if isinstance(kind, StorageKind) else kind]
+
+
+def _operand(name: str, kind: Kind) -> Description:
+    """dtype, mode and copy of the operand that the description calls ``name``."""
+    if not isinstance(kind, StorageKind):
+        return {f"{name}_dtype": _dtype(kind)}
+    copy = codes.COPY_ROWWISE if kind.rowwise else codes.COPIES[kind.order]
+    return {f"{name}_dtype": _dtype(kind), f"{name}_mode": codes.MODES[kind.mode], f"{name}_copy": copy}
+
+
+def _plain(op: str) -> Callable[[Call], Description]:
+    """Of an op that is told by its first operand's dtype."""
+    return lambda call: {"op": codes.OPS[op], "input_dtype": _dtype(next(iter(call.kinds.values())))}
+
+
+def _quantize(call: Call) -> Description:
+    flags: Any = call.flags
+    copies = flags["rowwise"] * codes.FLAG_ROWWISE + flags["columnwise"] * codes.FLAG_COLUMNWISE
+    return {
+        "op": codes.OPS["quantize"],
+        "flags": copies,
+        "input_dtype": _dtype(call.kinds["input"]),
+        "output_dtype": codes.DTYPES[flags["dtype"]],
+        "output_mode": codes.MODES[flags["mode"]],
+        "columnwise_order": codes.ORDERS[ColumnwiseOrder(flags["columnwise_order"])],
+    }
+
+
+def _dequantize(call: Call) -> Description:
+    return {"op": codes.OPS["dequantize"], **_operand("input", call.kinds["input"])}
+
+
+def _gemm(call: Call) -> Description:
+    flags: Any = call.flags
+    return {
+        "op": codes.OPS["gemm"],
+        "kind": codes.LAYOUTS[flags["layout"]],
+        "flags": codes.FLAG_ACCUMULATE if flags["accumulate"] else 0,
+        **_operand("input", call.kinds["a"]),
+        **_operand("other", call.kinds["b"]),
+        "bias_dtype": _dtype(call.kinds["bias"]),
+    }
+
+
+def _norm_fwd(call: Call) -> Description:
+    return {
+        "op": codes.OPS["norm_fwd"],
+        **_norm(call),
+        "bias_dtype": _dtype(call.kinds.get("bias")),
+    }
+
+
+def _norm_bwd(call: Call) -> Description:
+    grad, dtype = call.kinds["grad_output"], _dtype(call.kinds["input"])
+    return {"op": codes.OPS["norm_bwd"], **_norm(call), "bias_dtype": _dtype(grad), "output_dtype": dtype}
+
+
+def _norm(call: Call) -> Description:
+    return {
+        "kind": codes.LAYERNORM if call.op.startswith("layernorm") else codes.RMSNORM,
+        "flags": codes.FLAG_ZERO_CENTERED_GAMMA if call.flags["zero_centered_gamma"] else 0,
+        "input_dtype": _dtype(call.kinds["input"]),
+        "other_dtype": _dtype(call.kinds["weight"]),
+    }
+
+
+def _softmax_fwd(call: Call) -> Description:
+    flags: Any = call.flags
+    return {
+        "op": codes.OPS["softmax_fwd"],
+        "kind": codes.CAUSAL[flags["causal"]],
+        "flags": 0 if call.kinds["mask"] is None else codes.FLAG_MASK,
+        "input_dtype": _dtype(call.kinds["input"]),
+    }
+
+
+def _softmax_bwd(call: Call) -> Description:
+    grad = _dtype(call.kinds["grad_output"])
+    output = _dtype(call.kinds["output"])
+    return {"op": codes.OPS["softmax_bwd"], "input_dtype": output, "other_dtype": grad, "output_dtype": grad}
+
+
+def _activation(call: Call) -> Description:
+    flags: Any = call.flags
+    return {
+        "op": codes.OPS[call.op],
+        "kind": codes.ACTIVATION_KINDS[flags["activation"]],
+        "input_dtype": _dtype(call.kinds["input"]),
+        "other_dtype": _dtype(call.kinds.get("grad_output")),
+    }
+
+
+_DESCRIPTIONS: dict[str, Callable[[Call], Description]] = {
+    "quantize": _quantize,
+    "dequantize": _dequantize,
+    "amax": _plain("amax"),
+    "compute_scale": _plain("compute_scale"),
+    "update_delayed_scale": _plain("update_delayed_scale"),
+    "gemm": _gemm,
+    "bias_grad": _plain("bias_grad"),
+    "layernorm_fwd": _norm_fwd,
+    "layernorm_bwd": _norm_bwd,
+    "rmsnorm_fwd": _norm_fwd,
+    "rmsnorm_bwd": _norm_bwd,
+    "softmax_fwd": _softmax_fwd,
+    "softmax_bwd": _softmax_bwd,
+    "activation_fwd": _activation,
+    "activation_bwd": _activation,
+}

@@ -1,0 +1,105 @@
+// The entries supports and workspace_bytes: one answer per op, from the file of its family.
+#pragma once
+
+#include "../kernels/amax.mu"
+#include "arguments.h"
+
+namespace te {
+
+inline bool is_plain_dtype(int32_t dtype) {
+    return dtype >= TE_HAL_FLOAT32 && dtype <= TE_HAL_BFLOAT16;
+}
+inline bool is_fp8_dtype(int32_t dtype) {
+    return dtype == TE_HAL_FLOAT8_E4M3 || dtype == TE_HAL_FLOAT8_E5M2;
+}
+
+inline int32_t refuse_call(const char* sentence) {
+    return fail(TE_HAL_UNSUPPORTED, "%s", sentence);
+}
+
+inline int32_t supports_cast_of(const te_hal_call& call) {
+    if (!is_plain_dtype(call.input_dtype)) return refuse_call("the input must be fp32, fp16 or bf16");
+    if (!is_fp8_dtype(call.output_dtype)) return refuse_call("results are E4M3 or E5M2");
+    if (call.output_mode == TE_HAL_MODE_NVFP4) return refuse_call("no kernel for NVFP4");
+    if (call.output_mode == TE_HAL_MODE_NONE) return refuse_call("a cast needs a scaling mode");
+    return TE_HAL_OK;
+}
+
+inline int32_t supports_dequantize(const te_hal_call& call) {
+    if (!is_fp8_dtype(call.input_dtype)) return refuse_call("the data must be E4M3 or E5M2");
+    if (!is_plain_dtype(call.output_dtype)) return refuse_call("the result is fp32, fp16 or bf16");
+    if (call.input_mode == TE_HAL_MODE_NVFP4) return refuse_call("no kernel for NVFP4");
+    if (call.input_mode == TE_HAL_MODE_NONE) return refuse_call("the data must be quantized");
+    return TE_HAL_OK;
+}
+
+inline int32_t supports_op(const te_hal_call& call) {
+    switch (call.op) {
+        case TE_HAL_OP_TRANSPOSE:
+        case TE_HAL_OP_COMPUTE_SCALE:
+        case TE_HAL_OP_UPDATE_DELAYED_SCALE:
+            return TE_HAL_OK;
+        case TE_HAL_OP_AMAX:
+            return is_plain_dtype(call.input_dtype) ? TE_HAL_OK : refuse_call("the input must be fp32, fp16 or bf16");
+        case TE_HAL_OP_QUANTIZE:
+            return supports_cast_of(call);
+        case TE_HAL_OP_DEQUANTIZE:
+            return supports_dequantize(call);
+        default:
+            return refuse_call("no kernel for this op");
+    }
+}
+
+constexpr int32_t kFirstOp = TE_HAL_OP_TRANSPOSE;
+constexpr int32_t kLastOp = TE_HAL_OP_BIAS_GRAD_QUANTIZE;
+constexpr uint32_t kAllFlags = 63;
+
+inline int32_t supports(const te_hal_call* asked) {
+    Arguments arguments("supports");
+    int32_t status = arguments.require(asked != nullptr, "call is null").status();
+    if (status != TE_HAL_OK) return status;
+    te_hal_call call = {};
+    memcpy(&call, asked, asked->struct_size < sizeof call ? asked->struct_size : sizeof call);
+    status = arguments.require(asked->struct_size >= offsetof(te_hal_call, kind), "struct_size is too small")
+                 .code("op", call.op, kFirstOp, kLastOp)
+                 .flags(call.flags, kAllFlags)
+                 .code("input_dtype", call.input_dtype, TE_HAL_NO_DTYPE, TE_HAL_FLOAT4_E2M1)
+                 .code("other_dtype", call.other_dtype, TE_HAL_NO_DTYPE, TE_HAL_FLOAT4_E2M1)
+                 .code("bias_dtype", call.bias_dtype, TE_HAL_NO_DTYPE, TE_HAL_FLOAT4_E2M1)
+                 .code("output_dtype", call.output_dtype, TE_HAL_NO_DTYPE, TE_HAL_FLOAT4_E2M1)
+                 .code("input_mode", call.input_mode, TE_HAL_MODE_NONE, TE_HAL_MODE_NVFP4)
+                 .code("other_mode", call.other_mode, TE_HAL_MODE_NONE, TE_HAL_MODE_NVFP4)
+                 .code("output_mode", call.output_mode, TE_HAL_MODE_NONE, TE_HAL_MODE_NVFP4)
+                 .code("input_copy", call.input_copy, TE_HAL_COPY_ROWWISE, TE_HAL_COPY_COLUMNWISE_SAME)
+                 .code("other_copy", call.other_copy, TE_HAL_COPY_ROWWISE, TE_HAL_COPY_COLUMNWISE_SAME)
+                 .code("columnwise_order", call.columnwise_order, TE_HAL_ORDER_TRANSPOSED, TE_HAL_ORDER_SAME)
+                 .size("rows", call.rows)
+                 .size("cols", call.cols)
+                 .size("depth", call.depth)
+                 .status();
+    return status == TE_HAL_OK ? supports_op(call) : status;
+}
+
+inline int64_t workspace_bytes(int32_t op, int32_t kind, int32_t input_dtype, int32_t output_mode, int64_t rows,
+                               int64_t cols) {
+    (void)kind;
+    const int32_t status = Arguments("workspace_bytes")
+                               .code("op", op, kFirstOp, kLastOp)
+                               .code("input_dtype", input_dtype, TE_HAL_NO_DTYPE, TE_HAL_FLOAT4_E2M1)
+                               .code("output_mode", output_mode, TE_HAL_MODE_NONE, TE_HAL_MODE_NVFP4)
+                               .size("rows", rows)
+                               .size("cols", cols)
+                               .product("rows * cols", rows, cols)
+                               .status();
+    if (status != TE_HAL_OK) return -status;
+    switch (op) {
+        case TE_HAL_OP_AMAX:
+            return amax_workspace_bytes();
+        case TE_HAL_OP_QUANTIZE:
+            return output_mode == TE_HAL_MODE_TENSOR_CURRENT ? amax_workspace_bytes() : 0;
+        default:
+            return 0;
+    }
+}
+
+}  // namespace te

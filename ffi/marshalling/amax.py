@@ -1,0 +1,116 @@
+"""amax, compute_scale and update_delayed_scale through a kernel library."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from te_hal.ffi import codes
+from te_hal.ffi.marshal import address, check_writable, contiguous
+from te_hal.schema.formats import FLOAT32_MAX
+
+if TYPE_CHECKING:
+    from te_hal.ffi.native import Native
+
+_OP_AMAX = codes.OPS["amax"]
+
+
+def amax(native: Native, input: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """te_hal.ops.amax."""
+    values = contiguous(input)
+    flags = 0
+    if out is None:
+        out = torch.empty(1, dtype=torch.float32, device=values.device)
+    else:
+        check_writable(native, "amax", "out", out)
+        flags = codes.FLAG_ACCUMULATE
+    count, dtype = values.numel(), codes.DTYPES[values.dtype]
+    workspace = native.workspace(values.device, _OP_AMAX, rows=count, cols=1, input_dtype=dtype)
+    status = native.lib.api_amax(
+        native.library.api,
+        address(values),
+        dtype,
+        count,
+        out.data_ptr(),
+        flags,
+        address(workspace),
+        0 if workspace is None else workspace.numel(),
+        native.stream(values.device),
+    )
+    if status:
+        native.check(status, "amax")
+    return out
+
+
+def compute_scale(
+    native: Native,
+    amax: torch.Tensor,
+    *,
+    fp8_max: float,
+    epsilon: float = 0.0,
+    power_of_2: bool = False,
+    value_for_inf: float = FLOAT32_MAX,
+) -> torch.Tensor:
+    """te_hal.ops.compute_scale."""
+    amax = contiguous(amax)
+    scale = torch.empty(amax.shape, dtype=torch.float32, device=amax.device)
+    status = native.lib.api_compute_scale(
+        native.library.api,
+        address(amax),
+        address(scale),
+        0,
+        amax.numel(),
+        fp8_max,
+        epsilon,
+        value_for_inf,
+        codes.FLAG_POWER_OF_2 if power_of_2 else 0,
+        native.stream(amax.device),
+    )
+    if status:
+        native.check(status, "compute_scale")
+    return scale
+
+
+def update_delayed_scale(
+    native: Native,
+    amax_history: torch.Tensor,
+    scale: torch.Tensor,
+    *,
+    reduced_amax: torch.Tensor | None = None,
+    fp8_max: float,
+    margin: int = 0,
+    amax_compute_algo: str = "max",
+) -> None:
+    """te_hal.ops.update_delayed_scale. ``reduced_amax`` may be any part of ``amax_history``."""
+    for name, tensor in (("amax_history", amax_history), ("scale", scale)):
+        check_writable(native, "update_delayed_scale", name, tensor)
+    history, scales = contiguous(amax_history), contiguous(scale)
+    length, count = history.shape
+    status = native.lib.api_update_delayed_scale(
+        native.library.api,
+        address(history),
+        address(scales),
+        address(_apart(reduced_amax, amax_history)),
+        length,
+        count,
+        fp8_max,
+        margin,
+        codes.AMAX_ALGOS[amax_compute_algo],
+        native.stream(history.device),
+    )
+    if status:
+        native.check(status, "update_delayed_scale")
+    if history is not amax_history:
+        amax_history.copy_(history)
+    if scales is not scale:
+        scale.copy_(scales)
+
+
+def _apart(reduced: torch.Tensor | None, history: torch.Tensor) -> torch.Tensor | None:
+    """``reduced`` as it may lie: on row 0 of the history, or where nothing is written."""
+    if reduced is None:
+        return None
+    reduced = contiguous(reduced)
+    shared = reduced.untyped_storage().data_ptr() == history.untyped_storage().data_ptr()
+    return reduced.clone() if shared and reduced.data_ptr() != history.data_ptr() else reduced

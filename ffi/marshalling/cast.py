@@ -1,0 +1,161 @@
+"""quantize and dequantize through a kernel library."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from te_hal.ffi import codes
+from te_hal.ffi.marshal import NOTHING_TO_READ, address, check_writable, contiguous, rows_and_cols
+from te_hal.schema.errors import ArgumentError, StateError
+from te_hal.schema.formats import ColumnwiseOrder, ScalingMode, element_format
+from te_hal.schema.storage import QuantizedStorage
+
+if TYPE_CHECKING:
+    from te_hal.ffi.native import Native
+
+_DTYPES = codes.DTYPES
+_ORDERS = codes.ORDERS
+
+
+def quantize(
+    native: Native,
+    input: torch.Tensor,
+    scale: torch.Tensor | None = None,
+    *,
+    amax: torch.Tensor | None = None,
+    out: QuantizedStorage | None = None,
+    dtype: torch.dtype,
+    mode: ScalingMode = ScalingMode.TENSOR,
+    rowwise: bool = True,
+    columnwise: bool = False,
+    columnwise_order: ColumnwiseOrder = ColumnwiseOrder.TRANSPOSED,
+) -> QuantizedStorage:
+    """te_hal.ops.quantize for per-tensor scaling. Both copies share one ``scale_inv``."""
+    if scale is None:
+        raise ArgumentError("quantize: scale", got="None", accepted="an fp32 tensor", todo="compute_scale gives one")
+    values = input if input.is_contiguous() else contiguous(input)
+    if out is None:
+        target = _empty_storage(values, dtype, mode, rowwise, columnwise, columnwise_order)
+    else:
+        target = _dense_target(out)
+    _cast(native, values, scale, amax, target)
+    if out is None or out is target:
+        return target
+    _copy_back(out, target)
+    return out
+
+
+def _cast(
+    native: Native, values: torch.Tensor, scale: torch.Tensor, amax: torch.Tensor | None, target: QuantizedStorage
+) -> None:
+    """The native call. Written out, as every function called here would cost a tenth of it."""
+    if amax is not None and amax.requires_grad:
+        check_writable(native, "quantize", "amax", amax)
+    shape = values.shape
+    rows, cols = shape if len(shape) == 2 else rows_and_cols(shape)  # noqa: PLR2004 - the usual case
+    row, row_scale_inv, col, col_scale_inv = target.tensors()
+    status = native.lib.api_quantize(
+        native.library.api,
+        values.data_ptr() or NOTHING_TO_READ,
+        _DTYPES[values.dtype],
+        rows,
+        cols,
+        scale.data_ptr(),
+        0 if amax is None else amax.data_ptr(),
+        0 if row is None else row.data_ptr() or NOTHING_TO_READ,
+        0 if col is None else col.data_ptr() or NOTHING_TO_READ,
+        _ORDERS[target.columnwise_order],
+        0 if row_scale_inv is None else row_scale_inv.data_ptr(),
+        0 if col_scale_inv is None else col_scale_inv.data_ptr(),
+        _DTYPES[target.format.dtype],
+        native.stream(values.device),
+    )
+    if status:
+        native.check(status, "quantize")
+
+
+def _empty_storage(
+    input: torch.Tensor,
+    dtype: torch.dtype,
+    mode: ScalingMode,
+    rowwise: bool,
+    columnwise: bool,
+    order: ColumnwiseOrder,
+) -> QuantizedStorage:
+    shape = input.shape
+    row = torch.empty_like(input, dtype=torch.uint8) if rowwise else None
+    col = None
+    if columnwise:
+        turned = shape[-1:] + shape[:-1] if order == ColumnwiseOrder.TRANSPOSED else shape
+        col = torch.empty(turned, dtype=torch.uint8, device=input.device)
+    scale_inv = torch.empty(1, dtype=torch.float32, device=input.device)
+    return QuantizedStorage(
+        format=element_format(dtype),
+        mode=ScalingMode(mode),
+        shape=shape,
+        dtype=input.dtype,
+        rowwise_data=row,
+        rowwise_scale_inv=scale_inv if rowwise else None,
+        columnwise_data=col,
+        columnwise_scale_inv=scale_inv if columnwise else None,
+        columnwise_order=order,
+    )
+
+
+def _dense_target(out: QuantizedStorage) -> QuantizedStorage:
+    """``out`` where its buffers are contiguous, else a storage like it whose buffers are."""
+    tensors = out.tensors()
+    if all(tensor is None or tensor.is_contiguous() for tensor in tensors):
+        return out
+    return out.with_tensors(
+        tuple(None if t is None else torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in tensors)
+    )
+
+
+def _copy_back(out: QuantizedStorage, made: QuantizedStorage) -> None:
+    for target, source in zip(out.tensors(), made.tensors(), strict=True):
+        if target is not None and source is not None:
+            target.copy_(source)
+
+
+def dequantize(native: Native, input: QuantizedStorage, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    """te_hal.ops.dequantize. The rowwise copy is read where there is one."""
+    data, copy, scale_inv = copy_to_read(native, input)
+    output = torch.empty(input.shape, dtype=out_dtype or input.dtype, device=input.device)
+    rows, cols = rows_and_cols(input.shape)
+    status = native.lib.api_dequantize(
+        native.library.api,
+        address(data),
+        _DTYPES[input.format.dtype],
+        rows,
+        cols,
+        copy,
+        codes.MODES[input.mode],
+        scale_inv.data_ptr(),
+        0,
+        0,
+        address(output),
+        _DTYPES[output.dtype],
+        native.stream(input.device),
+    )
+    if status:
+        native.check(status, "dequantize")
+    return output
+
+
+def copy_to_read(native: Native, storage: QuantizedStorage) -> tuple[torch.Tensor, int, torch.Tensor]:
+    """Codes, te_hal_copy and scale_inv of the rowwise copy where there is one, else of the columnwise one."""
+    data, scale_inv, copy = storage.rowwise_data, storage.rowwise_scale_inv, codes.COPY_ROWWISE
+    if data is None:
+        data, scale_inv = storage.columnwise_data, storage.columnwise_scale_inv
+        copy = codes.COPIES[storage.columnwise_order]
+    if data is None or scale_inv is None:
+        raise StateError(
+            f"backend {native.backend}",
+            got=f"{storage!r} without codes or scale_inv",
+            accepted="both",
+            todo="quantize it again",
+        )
+    return contiguous(data), copy, contiguous(scale_inv)

@@ -1,0 +1,133 @@
+"""gemm and bias_grad by the library's portable kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from te_hal.ffi import codes
+from te_hal.ffi.marshal import address, check_writable, contiguous
+from te_hal.ffi.marshalling.cast import copy_to_read
+from te_hal.schema.storage import QuantizedStorage
+
+if TYPE_CHECKING:
+    from te_hal.ffi.native import Native
+
+    Operand = torch.Tensor | QuantizedStorage
+
+_OP_GEMM = codes.OPS["gemm"]
+_OP_BIAS_GRAD = codes.OPS["bias_grad"]
+
+
+class _Given(NamedTuple):
+    """An operand as the entry takes it; ``data`` and ``scale_inv`` stay alive until the call."""
+
+    data: torch.Tensor
+    dtype: int
+    copy: int
+    mode: int
+    scale_inv: torch.Tensor | None
+
+    def arguments(self) -> tuple[int, ...]:
+        return address(self.data), self.dtype, self.copy, self.mode, address(self.scale_inv), 0, 0
+
+
+def gemm(
+    native: Native,
+    a: Operand,
+    b: Operand,
+    *,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    layout: str = "fprop",
+    accumulate: bool = False,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """te_hal.ops.gemm by the tiled kernel, for every pairing of operands and any sizes."""
+    m, n, k = sizes(a.shape, b.shape, layout)
+    shape = {"fprop": (m, n), "dgrad": (m, k), "wgrad": (n, k)}[layout]
+    result = _target(native, out, shape, out_dtype or a.dtype, a.device, accumulate=accumulate)
+    bias = None if bias is None else contiguous(bias)
+    given_a, given_b = _given(native, a), _given(native, b)
+    kind = codes.LAYOUTS[layout]
+    workspace = native.workspace(a.device, _OP_GEMM, rows=shape[0], cols=shape[1], kind=kind)
+    status = native.lib.api_gemm(
+        native.library.api,
+        kind,
+        m,
+        n,
+        k,
+        *given_a.arguments(),
+        *given_b.arguments(),
+        address(bias),
+        codes.NO_DTYPE if bias is None else codes.DTYPES[bias.dtype],
+        address(result),
+        codes.DTYPES[result.dtype],
+        codes.FLAG_ACCUMULATE if accumulate else 0,
+        address(workspace),
+        0 if workspace is None else workspace.numel(),
+        native.stream(a.device),
+    )
+    if status:
+        native.check(status, "gemm")
+    if out is None:
+        return result
+    return out if result is out else out.copy_(result)
+
+
+def sizes(a: tuple[int, ...], b: tuple[int, ...], layout: str) -> tuple[int, int, int]:
+    """M, N and K of the schema, from the operands' shapes."""
+    if layout == "fprop":
+        return a[0], b[0], a[1]
+    return a[0], a[1], b[1]
+
+
+def _target(
+    native: Native,
+    out: torch.Tensor | None,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    accumulate: bool,
+) -> torch.Tensor:
+    """What the kernel writes to: ``out`` where it is contiguous, else a new tensor with what it may add to."""
+    if out is None:
+        return torch.empty(shape, dtype=dtype, device=device)
+    check_writable(native, "gemm", "out", out)
+    if accumulate or out.is_contiguous():
+        return contiguous(out)
+    return torch.empty(shape, dtype=out.dtype, device=device)
+
+
+def _given(native: Native, operand: Operand) -> _Given:
+    if isinstance(operand, QuantizedStorage):
+        data, copy, scale_inv = copy_to_read(native, operand)
+        return _Given(data, codes.DTYPES[operand.format.dtype], copy, codes.MODES[operand.mode], scale_inv)
+    data = contiguous(operand)
+    return _Given(data, codes.DTYPES[data.dtype], codes.COPY_ROWWISE, codes.MODE_NONE, None)
+
+
+def bias_grad(native: Native, grad_output: torch.Tensor, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    """te_hal.ops.bias_grad."""
+    grad = contiguous(grad_output)
+    rows, cols = grad.shape
+    result = torch.empty(cols, dtype=out_dtype or grad.dtype, device=grad.device)
+    dtype = codes.DTYPES[grad.dtype]
+    workspace = native.workspace(grad.device, _OP_BIAS_GRAD, rows=rows, cols=cols, input_dtype=dtype)
+    status = native.lib.api_bias_grad(
+        native.library.api,
+        address(grad),
+        dtype,
+        rows,
+        cols,
+        address(result),
+        codes.DTYPES[result.dtype],
+        address(workspace),
+        0 if workspace is None else workspace.numel(),
+        native.stream(grad.device),
+    )
+    if status:
+        native.check(status, "bias_grad")
+    return result
