@@ -51,8 +51,15 @@ def find_place(name: str | None) -> Place:
 
     Raises:
         BackendNotFoundError: unknown; says what exists and why each is unusable.
-        BackendUnavailableError: known, but not usable on this machine.
+        BackendUnavailableError: known, but not usable on this machine, or it computes nothing.
     """
+    if name == "null":
+        raise BackendUnavailableError(
+            "te-hal compare: --backend",
+            got="'null', which checks arguments and computes nothing",
+            accepted="a backend that trains",
+            todo="choose another one from `te-hal backends`",
+        )
     if name is None:
         device = parameter_device(None)
         return Place(backend_for(device).name, forced=False, device=device)

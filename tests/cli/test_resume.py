@@ -1,10 +1,14 @@
 """A comparison that was stopped goes on in a new process as if it had not been, or is refused."""
 
+import dataclasses
 import json
 import re
 import signal
 
 import pytest
+
+import te_hal
+from te_hal.dispatch import register_backend
 
 SERIES = ("loss", "gradient_norm", "learning_rate", "held_out")
 
@@ -38,6 +42,13 @@ def test_a_finished_comparison_resumes_to_the_same_report(command_line):
 
 
 @pytest.fixture
+def twin_backend():
+    register_backend(dataclasses.replace(te_hal.get_backend(), name="twin", default_for=frozenset()))
+    yield
+    te_hal.reset()
+
+
+@pytest.fixture
 def stopped(command_line):
     command_line.compare("--stop-after", "3")
     return command_line
@@ -49,10 +60,11 @@ def stopped(command_line):
         (["--width", "48"], "width 32 (now 48)"),
         (["--recipe", "current"], "recipes delayed,current (now current)"),
         (["--seed", "1", "--lr", "0.1"], "lr 0.003 (now 0.1); seed 0 (now 1)"),
-        (["--backend", "null"], "backend cpu_reference (now null)"),
+        (["--backend", "twin"], "backend cpu_reference (now twin)"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
+@pytest.mark.usefixtures("twin_backend")
 def test_another_configuration_is_refused_and_the_checkpoint_kept(stopped, options, difference):
     before = (stopped.out / "compare.ckpt").read_bytes()
     result = stopped.compare("--resume", *options)
