@@ -33,7 +33,7 @@ VENDOR_WORDS = {
     *("hip", "rocm", "amd", "xpu", "npu", "hpu", "cffi"),
 }
 #: Transformer Engine's public names, which modules must be able to refuse by name.
-NAMES_OF_TRANSFORMER_ENGINE = {"CudaRNGStatesTracker"}
+NAMES_OF_TRANSFORMER_ENGINE = {"CudaRNGStatesTracker", "get_cudnn_version"}
 
 
 def source_files(folder: Path) -> list[Path]:

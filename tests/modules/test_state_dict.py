@@ -1,0 +1,242 @@
+"""Checkpoints: keys, foreign weights, formats without pickle, and runs that resume bit for bit."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import safetensors.torch
+import torch
+
+import te_hal.modules as te
+from te_hal import recipe
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RECIPES = {
+    "none": lambda: None,
+    "delayed": lambda: recipe.DelayedScaling(amax_history_len=4),
+    "current": recipe.Float8CurrentScaling,
+}
+
+#: Module, torch's module of the same parameters, and Transformer Engine's keys.
+PAIRS = {
+    "Linear": (lambda: te.Linear(32, 32), lambda: torch.nn.Linear(32, 32), ["weight", "bias"]),
+    "Linear_no_bias": (
+        lambda: te.Linear(32, 32, bias=False),
+        lambda: torch.nn.Linear(32, 32, bias=False),
+        ["weight"],
+    ),
+    "LayerNorm": (lambda: te.LayerNorm(32), lambda: torch.nn.LayerNorm(32), ["weight", "bias"]),
+    "RMSNorm": (lambda: te.RMSNorm(32), lambda: torch.nn.RMSNorm(32), ["weight"]),
+}
+
+
+def steps(module: torch.nn.Module, chosen, count: int = 2) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    outputs = []
+    for _ in range(count):
+        x = torch.randn(16, 32, generator=generator, requires_grad=True)
+        with te.autocast(enabled=chosen is not None, recipe=chosen):
+            y = module(x)
+        y.square().sum().backward()
+        outputs.append(y.detach())
+    return outputs
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_keys_and_their_order_are_those_of_transformer_engine(name):
+    make, _, keys = PAIRS[name]
+    assert list(make().state_dict()) == [*keys, "_extra_state"]
+    assert [key for key, _ in make().named_parameters()] == keys
+
+
+def test_split_parameters_stand_one_by_one():
+    module = te.Linear(32, 32, parameters_split={"query": 16, "key_": 16})
+    keys = ["query_weight", "query_bias", "key_weight", "key_bias"]
+    assert [key for key, _ in module.named_parameters()] == keys
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_weights_of_the_torch_module_load_strictly(name):
+    make, foreign, keys = PAIRS[name]
+    source, module = foreign(), make()
+    for parameter in source.parameters():
+        torch.nn.init.normal_(parameter)
+    module.load_state_dict(source.state_dict(), strict=True)
+    assert all(torch.equal(getattr(module, key), getattr(source, key)) for key in keys)
+    nested = torch.nn.ModuleDict({"a": make(), "b": make()})
+    nested.load_state_dict({f"{part}.{key}": value for part in "ab" for key, value in source.state_dict().items()})
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_other_way_round_dropping_the_extra_keys_is_enough(name):
+    make, foreign, _ = PAIRS[name]
+    state = make().state_dict()
+    with pytest.raises(RuntimeError, match="_extra_state"):
+        foreign().load_state_dict(state)
+    foreign().load_state_dict({key: value for key, value in state.items() if not key.endswith("_extra_state")})
+
+
+def test_a_strict_load_still_reports_what_is_really_missing_or_unknown():
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "bias"') as caught:
+        te.Linear(32, 32).load_state_dict({"weight": torch.zeros(32, 32), "gamma": torch.zeros(1)})
+    assert 'Unexpected key(s) in state_dict: "gamma"' in str(caught.value)
+    assert "_extra_state" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("chosen", RECIPES)
+@pytest.mark.parametrize("name", PAIRS)
+def test_extra_state_is_a_cpu_uint8_tensor_that_safe_formats_carry(name, chosen, dtype, tmp_path):
+    module = PAIRS[name][0]().to(dtype)
+    with te.autocast(enabled=chosen != "none", recipe=RECIPES[chosen]()):
+        module(torch.randn(16, 32, dtype=dtype))
+    state = module.state_dict()
+    extra = state["_extra_state"]
+    assert (type(extra), extra.dtype, extra.device.type) == (torch.Tensor, torch.uint8, "cpu")
+    assert (extra.numel() > 0) == (name.startswith("Linear") and chosen == "delayed")
+    safetensors.torch.save_file(state, tmp_path / "state.safetensors")
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    for loaded in (
+        safetensors.torch.load_file(tmp_path / "state.safetensors"),
+        torch.load(buffer, weights_only=True),
+    ):
+        assert loaded.keys() == state.keys()
+        assert all(torch.equal(loaded[key], state[key]) for key in state)
+        PAIRS[name][0]().load_state_dict(loaded)
+
+
+@pytest.mark.parametrize("chosen", RECIPES)
+def test_a_loaded_module_goes_on_where_the_saved_one_stood(chosen):
+    module, other = te.Linear(32, 32), te.Linear(32, 32)
+    steps(module, RECIPES[chosen]())
+    other.load_state_dict(module.state_dict())
+    assert torch.equal(other.get_extra_state(), module.get_extra_state())
+    assert all(map(torch.equal, steps(module, RECIPES[chosen]()), steps(other, RECIPES[chosen]())))
+
+
+def test_history_is_saved_also_while_another_recipe_is_in_use():
+    module, other = te.Linear(32, 32), te.Linear(32, 32)
+    steps(module, RECIPES["delayed"]())
+    saved = module.get_extra_state()
+    steps(module, RECIPES["current"](), 1)
+    assert torch.equal(module.get_extra_state(), saved)
+    other.load_state_dict(module.state_dict())
+    expected, found = (steps(m, RECIPES["delayed"](), 1) for m in (module, other))
+    assert torch.equal(expected[0], found[0])
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_weights_from_elsewhere_start_scaling_state_anew(strict):
+    module, fresh = te.Linear(32, 32), te.Linear(32, 32)
+    steps(module, RECIPES["delayed"]())
+    weights = {"weight": torch.randn(32, 32), "bias": torch.randn(32)}
+    for target in (module, fresh):
+        target.load_state_dict(weights, strict=strict)
+        target.zero_grad()
+    assert all(map(torch.equal, steps(module, RECIPES["delayed"]()), steps(fresh, RECIPES["delayed"]())))
+
+
+def test_a_partial_load_of_other_modules_leaves_scaling_state_alone():
+    model = torch.nn.Sequential(te.Linear(32, 32), te.Linear(32, 32))
+    steps(model, RECIPES["delayed"]())
+    kept, reset = (module.get_extra_state() for module in model)
+    model.load_state_dict({"1.weight": torch.zeros(32, 32)}, strict=False)
+    assert torch.equal(model[0].get_extra_state(), kept)
+    assert not torch.equal(model[1].get_extra_state(), reset)
+    assert model[1].get_extra_state().numel() == 0
+
+
+def broken(state: torch.Tensor) -> dict[str, torch.Tensor]:
+    altered = state.clone()
+    altered[-1] ^= 1
+    return {
+        "cut_short": state[:-4],
+        "header_only": state[:16],
+        "altered": altered,
+        "random": torch.arange(64, dtype=torch.uint8),
+        "other_dtype": state.float(),
+    }
+
+
+@pytest.mark.parametrize("how", ["cut_short", "header_only", "altered", "random", "other_dtype"])
+def test_a_damaged_state_is_refused_by_name_and_the_old_one_stays(how):
+    module = te.Linear(32, 32, name="proj")
+    steps(module, RECIPES["delayed"]())
+    before = module.get_extra_state()
+    damaged = {**module.state_dict(), "_extra_state": broken(before)[how]}
+    with pytest.raises(RuntimeError, match="'proj': _extra_state"):
+        module.load_state_dict(damaged)
+    assert torch.equal(module.get_extra_state(), before)
+
+
+def test_state_of_a_linear_layer_is_no_state_of_a_norm():
+    module = te.Linear(32, 32)
+    steps(module, RECIPES["delayed"]())
+    with pytest.raises(RuntimeError, match="LayerNorm: _extra_state: got scaling state"):
+        te.LayerNorm(32).load_state_dict({**module.state_dict(), "weight": torch.ones(32)})
+
+
+def test_state_follows_its_module_to_another_dtype_and_keeps_fp32():
+    module = te.Linear(32, 32)
+    steps(module, RECIPES["delayed"]())
+    before = module.get_extra_state()
+    module.bfloat16()
+    assert torch.equal(module.get_extra_state(), before)
+    assert module.fp8_meta["scaling_fwd"].scale.dtype == torch.float32
+
+
+def train(name: str, start: int, stop: int, path: Path) -> list[str]:
+    """Train from step to step, from a checkpoint unless it is the first; save, and return the losses."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(te.LayerNorm(32), te.Linear(32, 64), torch.nn.GELU(), te.Linear(64, 32))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    if start:
+        saved = torch.load(path, weights_only=True)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+    chosen, losses = RECIPES[name](), []
+    for step in range(start, stop):
+        generator = torch.Generator().manual_seed(step)
+        x, target = torch.randn(64, 32, generator=generator), torch.randn(64, 32, generator=generator)
+        with torch.autocast("cpu", torch.bfloat16), te.autocast(recipe=chosen):
+            y = model(x)
+        loss = (y.float() - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item().hex())
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    return losses
+
+
+def train_in_a_new_process(start: int, stop: int, paths: dict[str, Path]) -> dict[str, list[str]]:
+    program = (
+        f"import runpy, torch, pathlib; torch.set_num_threads({torch.get_num_threads()})\n"
+        f"train = runpy.run_path({__file__!r})['train']\n"
+        f"for name, path in { ({name: str(path) for name, path in paths.items()})!r}.items():\n"
+        f"    print(name, *train(name, {start}, {stop}, pathlib.Path(path)))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    return {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines()}
+
+
+def test_ten_steps_equal_five_and_five_more_in_a_new_process(tmp_path):
+    names = ["delayed", "current"]
+    halves = {name: tmp_path / f"{name}_half.pt" for name in names}
+    straight = {name: train(name, 0, 10, tmp_path / f"{name}_straight.pt") for name in names}
+    first = {name: train(name, 0, 5, halves[name]) for name in names}
+    second = train_in_a_new_process(5, 10, halves)
+    for name in names:
+        assert len(set(straight[name])) == 10
+        assert first[name] + second[name] == straight[name]
+        whole, half = (torch.load(tmp_path / f"{name}_{part}.pt", weights_only=True) for part in ("straight", "half"))
+        assert all(torch.equal(whole["model"][key], half["model"][key]) for key in whole["model"])
+        assert (whole["model"]["1._extra_state"].numel() > 0) == (name == "delayed")
