@@ -134,7 +134,8 @@ class autocast:  # noqa: N801 - Transformer Engine's spelling
         if self.enabled or self.calibrating:
             recipe = recipe or get_default_recipe()
             check_is_built(recipe)
-            check_forced_backend(recipe)
+            if self.enabled:  # calibrating needs nothing but amax
+                check_forced_backend(recipe)
             if isinstance(recipe, DelayedScaling) and recipe.reduce_amax:
                 check_single_process("autocast: amax_reduction_group", self.amax_reduction_group)
         frames = _per_thread.frames

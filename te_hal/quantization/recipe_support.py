@@ -13,7 +13,7 @@ from te_hal.schema.storage import StorageKind
 from te_hal.schema.support import SUPPORTED, Call, Code, Support
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from te_hal.dispatch import Backend
     from te_hal.recipe import Recipe
@@ -41,62 +41,64 @@ def recipe_support(recipe: Recipe, backend: Backend, device: torch.device) -> Su
             return Support.no(Code.NO_KERNEL, f"has no kernel for {call.op}")
         return backend.supports(call)
 
-    return _first_no(_Calls(recipe, backend, device), ask, _ACTIVATIONS)
+    return _first_no(_Calls(recipe, backend, device, backward=True), ask)
 
 
-def check_recipe(where: str, recipe: Recipe, device: torch.device, dtype: torch.dtype | None = None) -> None:
-    """Refuse a recipe that the selection in force cannot run, fallbacks of the policy included.
+def check_forced_backend(recipe: Recipe) -> None:
+    """Refuse a recipe that the forced backend lacks; without a forced one, modules ask at their first op.
 
-    Args:
-        where: who asks, for the message.
-        recipe: what to run.
-        device: where the tensors are.
-        dtype: activation dtype; None: any one that works will do.
+    What the policy sends or lets fall back to another backend is that one's to answer. Backward is asked about where
+    gradients are on.
 
     Raises:
         UnsupportedError: with the backend's own sentence.
-        BackendNotFoundError, BackendUnavailableError: no backend can be chosen for this device.
+        BackendNotFoundError, BackendUnavailableError: no backend can be chosen for the forced one's device.
     """
+    forced = forced_backend()
+    if forced is None:
+        return
+    device = torch.device("cpu") if ANY_DEVICE in forced.serves else torch.device(min(forced.serves))
     backend = backend_for(device, "gemm")
-    answer = _first_no(_Calls(recipe, backend, device), support_for, _ACTIVATIONS if dtype is None else (dtype,))
+    answer = _first_no(_Calls(recipe, backend, device, backward=torch.is_grad_enabled()), support_for)
     if not answer:
         raise UnsupportedError(
-            f"{where}: recipe {type(recipe).__name__} on backend {backend.name!r}",
+            f"autocast: recipe {type(recipe).__name__} on backend {backend.name!r}",
             got=answer.sentence,
             accepted="a recipe that the backend has",
             todo="choose another recipe or backend (te_hal.list_backends())",
         )
 
 
-def check_forced_backend(recipe: Recipe) -> None:
-    """Refuse a recipe that the forced backend lacks; without a forced one, modules ask at their first op.
-
-    Raises:
-        UnsupportedError: with the backend's own sentence.
-    """
-    backend = forced_backend()
-    if backend is not None:
-        device = torch.device("cpu") if ANY_DEVICE in backend.serves else torch.device(min(backend.serves))
-        check_recipe("autocast", recipe, device)
-
-
-def _first_no(calls: _Calls, ask: Callable[[Call], Support], dtypes: Iterable[torch.dtype]) -> Support:
-    """Yes where all calls in one of the dtypes are answered yes; else the first no in the first dtype."""
-    answers = (next((no for no in map(ask, calls.all(dtype)) if not no), SUPPORTED) for dtype in dtypes)
+def _first_no(calls: _Calls, ask: Callable[[Call], Support]) -> Support:
+    """Yes where all calls in one activation dtype are answered yes; else the first no in the usual dtype."""
+    answers = (next((no for no in map(ask, calls.all(dtype)) if not no), SUPPORTED) for dtype in _ACTIVATIONS)
     first = next(answers)
     return SUPPORTED if first or any(answers) else first
 
 
 class _Calls:
-    """The op calls that one linear layer makes under a recipe, forward and backward."""
+    """The op calls that one linear layer makes under a recipe.
 
-    def __init__(self, recipe: Recipe, backend: Backend, device: torch.device) -> None:
-        self.recipe, self.device, self.order = recipe, device, backend.columnwise_order
+    Args:
+        recipe: the recipe.
+        backend: whose gemm runs; it says which copies that reads.
+        device: of the tensors.
+        backward: whether both gradients are wanted.
+    """
+
+    def __init__(self, recipe: Recipe, backend: Backend, device: torch.device, *, backward: bool) -> None:
+        self.recipe, self.device, self.with_backward = recipe, device, backward
+        self.order = backend.columnwise_order
         self.forward, self.backward = (recipe.element_format(forward=forward) for forward in (True, False))
         mode = recipe.scaling_mode
-        self.fprop = backend.gemm_copies("fprop", self.forward, mode)
-        self.dgrad = backend.gemm_copies("dgrad", self.backward, mode)
-        self.wgrad = backend.gemm_copies("wgrad", self.backward, mode)
+        fprop = backend.gemm_copies("fprop", self.forward, mode)
+        dgrad = backend.gemm_copies("dgrad", self.backward, mode)
+        wgrad = backend.gemm_copies("wgrad", self.backward, mode)
+        self.input = self._kind(self.forward, fprop.a, wgrad.b if backward else fprop.a)
+        self.weight = self._kind(self.forward, fprop.b, dgrad.b if backward else fprop.b)
+        self.grad_output = self._kind(self.backward, dgrad.a, wgrad.a)
+        self.kept_input = self._kind(self.forward, wgrad.b)
+        self.kept_weight = self._kind(self.forward, dgrad.b)
 
     def all(self, dtype: torch.dtype) -> Iterator[Call]:
         """Every call in this activation dtype."""
@@ -105,14 +107,9 @@ class _Calls:
         yield from self._updates()
 
     def _casts(self, dtype: torch.dtype) -> Iterator[Call]:
-        delayed = self.recipe.delayed()
-        for kind in (self._input(), self._weight(), self._grad_output()):
-            kinds: dict[str, Kind] = {
-                "input": dtype,
-                "scale": torch.float32,
-                "amax": torch.float32 if delayed else None,
-                "out": None,
-            }
+        amax = torch.float32 if self.recipe.delayed() else None
+        for kind in (self.input, self.weight, *[self.grad_output] * self.with_backward):
+            kinds: dict[str, Kind] = {"input": dtype, "scale": torch.float32, "amax": amax, "out": None}
             flags = {
                 "dtype": kind.format.dtype,
                 "mode": kind.mode,
@@ -121,41 +118,32 @@ class _Calls:
                 "columnwise_order": kind.order,
             }
             yield Call("quantize", self.device, kinds, flags)
-        if not delayed:
+        if amax is None:
             yield Call("amax", self.device, {"input": dtype, "out": None}, {})
             yield Call("compute_scale", self.device, {"amax": torch.float32}, {})
 
     def _gemms(self, dtype: torch.dtype) -> Iterator[Call]:
-        grad = self._grad_output()
-        for layout, a, b in (
-            ("fprop", self._input(), self._weight()),
-            ("dgrad", grad, self._kind(self.forward, [self.dgrad.b])),
-            ("wgrad", grad, self._kind(self.forward, [self.wgrad.b])),
-        ):
+        operands = [("fprop", self.input, self.weight)]
+        if self.with_backward:
+            operands += [
+                ("dgrad", self.grad_output, self.kept_weight),
+                ("wgrad", self.grad_output, self.kept_input),
+            ]
+        for layout, a, b in operands:
             flags = {"layout": layout, "accumulate": False, "out_dtype": dtype}
             yield Call("gemm", self.device, {"a": a, "b": b, "bias": None, "out": None}, flags)
 
     def _updates(self) -> Iterator[Call]:
         recipe = self.recipe
-        if isinstance(recipe, DelayedScaling) and recipe.updates_by_op:
+        if self.with_backward and isinstance(recipe, DelayedScaling) and recipe.updates_by_op:
             kinds = {"amax_history": torch.float32, "scale": torch.float32, "reduced_amax": None}
             yield Call("update_delayed_scale", self.device, kinds, {"amax_compute_algo": recipe.amax_compute_algo})
 
-    def _input(self) -> StorageKind:
-        return self._kind(self.forward, [self.fprop.a, self.wgrad.b])
-
-    def _weight(self) -> StorageKind:
-        return self._kind(self.forward, [self.fprop.b, self.dgrad.b])
-
-    def _grad_output(self) -> StorageKind:
-        return self._kind(self.backward, [self.dgrad.a, self.wgrad.a])
-
-    def _kind(self, fmt: ElementFormat, copies: Iterable[str]) -> StorageKind:
-        read = set(copies)
+    def _kind(self, fmt: ElementFormat, *copies: str) -> StorageKind:
         return StorageKind.of(
             fmt,
             self.recipe.scaling_mode,
-            rowwise="rowwise" in read,
-            columnwise="columnwise" in read,
+            rowwise="rowwise" in copies,
+            columnwise="columnwise" in copies,
             order=self.order,
         )

@@ -11,7 +11,7 @@ from stub_backends import stub
 import te_hal
 import te_hal.modules as te
 from te_hal.dispatch import GemmCopies, register_backend
-from te_hal.quantization.recipe_support import check_recipe, recipe_support
+from te_hal.quantization.recipe_support import recipe_support
 from te_hal.recipe import DelayedScaling, Float8CurrentScaling, Format
 from te_hal.schema.errors import UnsupportedError
 from te_hal.schema.formats import E5M2, ColumnwiseOrder
@@ -70,11 +70,32 @@ def test_a_forced_backend_that_lacks_the_recipe_is_refused_on_entry_with_its_sen
         assert "DelayedScaling" in raised.value.where
         assert "'toy'" in raised.value.where
         assert not te.FP8GlobalStateManager.is_fp8_enabled()
-        with pytest.raises(UnsupportedError, match=SENTENCE), te.autocast(enabled=False, calibrating=True):
-            pass
     assert not module.fp8_initialized
     with te.autocast(recipe=DelayedScaling()):
         module(torch.ones(16, 32))
+
+
+def test_calibrating_needs_no_fp8_kernels():
+    register_backend(
+        stub("toy", kernels=kernels(), supports=lacking(lambda call: call.op == "quantize" or has_e5m2(call)))
+    )
+    module = te.Linear(32, 32)
+    with te_hal.use_backend("toy"), te.autocast(enabled=False, calibrating=True):
+        module(torch.full((16, 32), -2.0))
+    assert module.fp8_meta["scaling_fwd"].amax_history[0, 0].item() == 2.0
+
+
+def test_a_backend_for_inference_is_taken_where_gradients_are_off():
+    register_backend(
+        stub(
+            "toy", kernels=kernels(), supports=lacking(lambda call: has_e5m2(call) or call.op == "update_delayed_scale")
+        )
+    )
+    module, x = te.Linear(32, 32), torch.ones(16, 32)
+    with te_hal.use_backend("toy"), torch.no_grad(), te.autocast():
+        assert module(x).shape == (16, 32)
+    with te_hal.use_backend("toy"), pytest.raises(UnsupportedError, match=SENTENCE), te.autocast():
+        pass
 
 
 def test_a_recipe_that_needs_less_is_taken():
@@ -132,14 +153,11 @@ def test_a_backend_with_one_activation_dtype_is_taken(dtype):
         return call.op in ("quantize", "amax") and call.kinds["input"] != dtype
 
     register_backend(stub("toy", kernels=kernels(), supports=lacking(other_dtype)))
-    with te_hal.use_backend("toy"):
-        check_recipe("here", Float8CurrentScaling(), CPU)
-        check_recipe("here", Float8CurrentScaling(), CPU, dtype)
-        with te.autocast(recipe=Float8CurrentScaling()):
-            te.Linear(32, 32, params_dtype=dtype)(torch.ones(16, 32, dtype=dtype))
+    with te_hal.use_backend("toy"), te.autocast(recipe=Float8CurrentScaling()):
+        te.Linear(32, 32, params_dtype=dtype)(torch.ones(16, 32, dtype=dtype))
         for refused in {torch.float32, torch.float16, torch.bfloat16} - {dtype}:
-            with pytest.raises(UnsupportedError, match=f"here: .*{SENTENCE}"):
-                check_recipe("here", Float8CurrentScaling(), CPU, refused)
+            with pytest.raises(UnsupportedError, match=SENTENCE):
+                te.Linear(32, 32, params_dtype=refused)(torch.ones(16, 32, dtype=refused))
 
 
 def test_the_questions_are_those_that_a_linear_layer_asks():
