@@ -1,0 +1,243 @@
+"""Known traps: small inputs on which systems of this kind failed, each with the test that holds the right value.
+
+Numbers are those of the project's list of public reports. The literal input of a report stands here where no other
+test uses it; what needs a module or recipe of a later issue names that issue.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+import te_hal.modules as te
+import te_hal.ops
+from te_hal import recipe
+
+TESTS = Path(__file__).parent
+
+TRANSFORMER = (
+    "Transformer modules and the GPT main job: BF16 against FP8 on real text, "
+    "with everything a user looks at before trusting FP8"
+)
+RECIPES = "Every recipe, real low-precision tensors, and state that resumes bit for bit"
+WHOLE_SET = "The whole module set: attention in every form, MoE, fusible ops, recompute, generation"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A trap: what it is about, the tests that hold it, and its parts that wait for an issue."""
+
+    about: str
+    tests: tuple[str, ...]
+    later: dict[str, str] = field(default_factory=dict)
+
+
+CAST, AMAX = "backends/cpu_reference/test_cast.py", "backends/cpu_reference/test_amax.py"
+FP8, AUTOCAST, STATE = "modules/test_linear_fp8.py", "quantization/test_autocast.py", "modules/test_state_dict.py"
+
+CASES = {
+    "B01": Case(
+        "E4M3 overflow: NaN or 448",
+        ("test_cases.py::test_overflow_saturates_and_nan_stays_nan", f"{CAST}::test_overflow_saturates_and_nan_stays"),
+    ),
+    "B02": Case(
+        "codes that do not survive decode and encode",
+        (
+            f"{CAST}::test_finite_codes_survive_decoding_and_encoding",
+            f"{CAST}::test_neighbours_of_every_tie_agree_with_ml_dtypes",
+        ),
+        {"E2M1": RECIPES},
+    ),
+    "B04": Case(
+        "a zero row becomes NaN",
+        (
+            "test_cases.py::test_zero_inputs_rows_and_weights_stay_zero_and_finite",
+            f"{FP8}::test_zeros_stay_zero_and_everything_stays_finite",
+            f"{CAST}::test_a_zero_row_stays_zero",
+        ),
+        {"block, MXFP8 and NVFP4 recipes": RECIPES},
+    ),
+    "B07": Case(
+        "compute_scale at zero, NaN, infinity and below epsilon",
+        ("test_cases.py::test_scales_at_the_edges", f"{AMAX}::test_scale_of_the_written_vectors"),
+    ),
+    "B17": Case(
+        "RMSNorm cast order",
+        (
+            "modules/test_normalization.py::test_rmsnorm_casts_once_at_the_end",
+            "backends/cpu_reference/test_norm.py::test_hugging_faces_order_of_casts_is_another_one",
+        ),
+    ),
+    "B20": Case(
+        "a bias of another dtype than the output",
+        (
+            "test_cases.py::test_a_bf16_bias_is_added_to_an_fp32_result_exactly",
+            "backends/cpu_reference/test_gemm.py::test_a_bias_of_any_dtype_is_added_exactly",
+        ),
+    ),
+    "B25": Case(
+        "a weight cache first filled without gradients",
+        ("modules/test_weight_cache.py::test_results_equal_those_without_the_argument",),
+        {"recompute, pipelines": WHOLE_SET},
+    ),
+    "B28": Case(
+        "nesting, switching off and on, exceptions",
+        (
+            f"{AUTOCAST}::test_off_inside_on_is_exactly_high_precision",
+            f"{AUTOCAST}::test_the_same_module_switches_back_and_forth",
+            f"{AUTOCAST}::test_an_exception_leaves_what_was_in_force_before",
+            f"{FP8}::test_only_the_recipe_in_force_decides_whether_a_step_is_quantized",
+        ),
+    ),
+    "B31": Case(
+        "calibration takes max instead of max-abs",
+        (
+            "test_cases.py::test_calibration_records_the_largest_magnitude_of_negative_inputs",
+            f"{AUTOCAST}::test_calibrating_records_the_largest_magnitude",
+        ),
+    ),
+    "B39": Case(
+        "extra state missing in foreign weights",
+        (
+            f"{STATE}::test_weights_of_the_torch_module_load_strictly",
+            f"{STATE}::test_the_other_way_round_dropping_the_extra_keys_is_enough",
+        ),
+        {"TransformerLayer": TRANSFORMER},
+    ),
+    "B41": Case(
+        "extra state that is no tensor",
+        (
+            f"{STATE}::test_extra_state_is_a_cpu_uint8_tensor_that_safe_formats_carry",
+            "quantization/test_extra_state.py::test_state_goes_through_a_file_without_pickle",
+        ),
+        {"the remaining modules": TRANSFORMER, "the remaining recipes": RECIPES},
+    ),
+    "B44": Case(
+        "a resumed run that differs",
+        (f"{STATE}::test_ten_steps_equal_five_and_five_more_in_a_new_process",),
+        {"MXFP8, FusedAdam": RECIPES, "dropout": TRANSFORMER},
+    ),
+    "B50": Case(
+        "main_grad that gets one microbatch only",
+        (
+            "modules/test_main_grad.py::test_true_overwrites_and_everything_else_adds",
+            "modules/test_main_grad.py::test_a_layer_used_twice_overwrites_once_and_adds_the_second_use",
+            "modules/test_main_grad.py::test_microbatches_that_share_one_backward_lose_none_of_their_gradients",
+            "quantization/test_golden_state.py::test_microbatches_cache_the_weight_and_accumulate_as_recorded",
+        ),
+    ),
+    "B61": Case(
+        "dimension errors that mislead",
+        (
+            "modules/test_shape_rule.py::test_a_size_that_fp8_cannot_take_is_refused_with_the_way_out",
+            "modules/test_shape_rule.py::test_the_product_of_leading_sizes_counts",
+        ),
+        {"LayerNormMLP": TRANSFORMER},
+    ),
+    "B82": Case(
+        "quantized weights that survive offload",
+        ("modules/test_weight_cache.py::test_the_memory_of_a_kept_weight_is_free_once_the_module_moves",),
+    ),
+    "B90": Case(
+        "backend signatures that drift",
+        ("dispatch/test_signature.py::test_a_drifted_kernel_is_refused_naming_backend_op_and_parameter",),
+    ),
+    "B91": Case(
+        "strict and fallback",
+        (
+            "dispatch/test_policy.py::test_an_op_that_raises_gives_its_own_error_at_once_and_runs_nowhere_else",
+            "dispatch/test_policy.py::test_a_fallback_that_raises_gives_its_own_error",
+            "dispatch/test_policy.py::test_the_next_listed_backend_that_can_takes_over_and_every_call_is_counted",
+            "dispatch/test_policy.py::test_nobody_left_is_one_error_with_every_reason",
+            "dispatch/test_discovery.py::test_a_backend_that_fails_to_load_is_listed_with_its_reason_and_the_rest_works",
+            "modules/test_plan.py::test_a_listed_fallback_takes_the_missing_kernel_and_counts",
+        ),
+    ),
+    "B95": Case(
+        'an environment variable "0" taken for true, a misspelt one ignored',
+        (
+            "schema/test_environment.py::test_a_flag_is_parsed_as_meant",
+            "schema/test_environment.py::test_misspelt_names_give_one_warning_that_lists_them_and_the_right_ones",
+            "schema/test_environment.py::test_every_variable_of_the_table_has_a_field_and_every_field_a_variable",
+        ),
+    ),
+}
+
+
+def functions(path: Path) -> set[str]:
+    return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_case_has_tests_that_exist(name):
+    assert CASES[name].tests
+    missing = []
+    for test in CASES[name].tests:
+        file, _, function = test.partition("::")
+        path = TESTS / file
+        if not path.exists() or function not in functions(path):
+            missing.append(test)
+    assert not missing
+
+
+def test_every_open_part_names_an_issue():
+    assert {issue for case in CASES.values() for issue in case.later.values()} <= {TRANSFORMER, RECIPES, WHOLE_SET}
+
+
+def test_overflow_saturates_and_nan_stays_nan():
+    quantizer = te.Float8Quantizer(torch.ones(1), torch.zeros(1), torch.float8_e4m3fn)
+    codes = quantizer(torch.tensor([[1000.0, 448.0, 464.0, 465.0, -1000.0, float("nan")]]))._data
+    assert bytes(codes.flatten().tolist()).hex() == "7e7e7e7efe7f"
+
+
+CHOSEN = {"delayed": recipe.DelayedScaling, "current": recipe.Float8CurrentScaling}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("what", ["input", "row", "weight"])
+def test_zero_inputs_rows_and_weights_stay_zero_and_finite(what, name):
+    module, x = te.Linear(64, 64, bias=False), torch.randn(16, 64)
+    with torch.no_grad():
+        {"input": x, "row": x[3], "weight": module.weight}[what].zero_()
+    x.requires_grad_()
+    for _ in range(2):
+        with te.autocast(recipe=CHOSEN[name]()):
+            y = module(x)
+        y.sum().backward()
+    assert not (y[3] if what == "row" else y).any()
+    assert all(value.isfinite().all() for value in (y, x.grad, module.weight.grad))
+    if name == "delayed" and what != "row":
+        assert module.fp8_meta["scaling_fwd"].scale[0 if what == "input" else 1] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [1, 1, 1, 3.4028234663852886e38, 149.3333282470703]),
+        ({"power_of_2": True}, [1, 1, 1, 2.0**127, 128]),
+        ({"epsilon": 4.0}, [112, 1, 1, 112, 112]),
+    ],
+    ids=["plain", "power_of_2", "epsilon"],
+)
+def test_scales_at_the_edges(settings, expected):
+    amax = torch.tensor([0.0, float("nan"), float("inf"), 1e-37, 3.0])
+    assert torch.equal(te_hal.ops.compute_scale(amax, fp8_max=448.0, **settings), torch.tensor(expected))
+
+
+def test_a_bf16_bias_is_added_to_an_fp32_result_exactly():
+    ones, bias = torch.ones(16, 16, dtype=torch.bfloat16), torch.arange(16, dtype=torch.bfloat16)
+    result = te_hal.ops.gemm(ones, ones, bias=bias, out_dtype=torch.float32)
+    assert torch.equal(result, (16 + torch.arange(16.0)).expand(16, 16))
+
+
+def test_calibration_records_the_largest_magnitude_of_negative_inputs():
+    module, x = te.Linear(32, 16), torch.full((8, 32), -5.0)
+    x[3, 4] = 0.1
+    with te.autocast(enabled=False, calibrating=True):
+        y = module(x)
+    assert module.fp8_meta["scaling_fwd"].amax_history[0, 0] == 5.0
+    assert torch.equal(y, module(x))
