@@ -24,6 +24,10 @@ class ElementFormat:
     dtype: torch.dtype
     max: float
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Copies and pickles give the one object of each format, so that identity can be asked for."""
+        return element_format, (self.dtype,)
+
 
 E4M3 = ElementFormat("E4M3", torch.float8_e4m3fn, 448.0)
 E5M2 = ElementFormat("E5M2", torch.float8_e5m2, 57344.0)

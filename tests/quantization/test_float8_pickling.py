@@ -13,6 +13,7 @@ from float8_tensors import E4M3, E5M2, quantized, quantizer
 import te_hal
 import te_hal.modules as te
 from te_hal.quantization.float8_tensor import rebuild_float8_tensor
+from te_hal.schema import formats
 from te_hal.schema.errors import StateError
 from te_hal.schema.storage import StorageKind
 
@@ -132,3 +133,11 @@ def test_a_copied_storage_is_of_the_same_kind_and_finds_the_same_kernel(remake):
     assert torch.equal(te_hal.ops.dequantize(made), te_hal.ops.dequantize(storage))
     assert remake(storage.kind) is storage.kind
     assert isinstance(made.kind, StorageKind)
+
+
+@pytest.mark.parametrize("remake", [copy.copy, copy.deepcopy, lambda kept: pickle.loads(pickle.dumps(kept))])
+def test_a_copied_format_is_the_format(remake):
+    """Also that of a copied quantizer: what it makes is taken on by a module without quantizing again."""
+    for fmt in (formats.E4M3, formats.E5M2):
+        assert remake(fmt) is fmt
+    assert remake(quantizer(E5M2)).format is formats.E5M2
