@@ -58,7 +58,7 @@ def test_every_variable_of_the_table_has_a_field_and_every_field_a_variable() ->
     fields = {f"TE_HAL_{field.upper()}" for field in Environment.__dataclass_fields__ if field != "unknown"}
     assert fields == {variable.name for variable in TABLE}
     assert all(variable.meaning for variable in TABLE)
-    assert {variable.kind for variable in TABLE} <= {"flag", "name", "names"}
+    assert {variable.kind for variable in TABLE} <= {"flag", "name", "names", "folders"}
 
 
 def test_only_unknown_names_of_ours_are_reported() -> None:

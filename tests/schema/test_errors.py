@@ -16,6 +16,7 @@ TWINS = {
     "BackendNotFoundError": ValueError,
     "BackendUnavailableError": RuntimeError,
     "RegistrationError": ValueError,
+    "KernelError": RuntimeError,
     "CheckpointError": RuntimeError,
 }
 
