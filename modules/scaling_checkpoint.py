@@ -20,13 +20,13 @@ _ARRAYS = {"scaling_fwd": ("scale_fwd", "amax_history_fwd"), "scaling_bwd": ("sc
 
 
 def save_scaling(held: Mapping[str, Scaling]) -> torch.Tensor:
-    """The ``_extra_state`` of a module: its delayed-scaling state, of no elements if it has none.
+    """The ``_extra_state`` of a module: its delayed-scaling state, of no elements if it has none (or none with values).
 
     Args:
         held: the module's scaling state by recipe family.
     """
     scaling = held.get(DelayedScaling.family)
-    if scaling is None:
+    if scaling is None or any(state.device.type == "meta" for state in scaling.states.values()):  # type: ignore[union-attr] # delayed
         return extra_state.empty()
     arrays: dict[str, torch.Tensor] = {}
     for key, (scale, history) in _ARRAYS.items():

@@ -67,9 +67,16 @@ class DelayedScalingState:
         with torch.inference_mode(mode=False):
             self._rescale(recipe)
             self._resize(recipe.amax_history_len)
-            self.scale, self.amax_history = self.scale.to(device), self.amax_history.to(device)
+            self._move(device)
         self.recipe = copy.copy(recipe)
         self.format = recipe.element_format(forward=self.forward)
+
+    def _move(self, device: torch.device) -> None:
+        """What lived on the meta device has no values and starts anew."""
+        if self.device.type == "meta" and device.type != "meta":
+            self.scale = torch.ones_like(self.scale, device=device)
+            self.amax_history = torch.zeros_like(self.amax_history, device=device)
+        self.scale, self.amax_history = self.scale.to(device), self.amax_history.to(device)
 
     def _rescale(self, recipe: DelayedScaling) -> None:
         before = _largest_scaled(self.recipe, forward=self.forward)

@@ -10,6 +10,7 @@ import pickle
 import pytest
 import torch
 
+import te_hal
 import te_hal.modules as te
 from te_hal.recipe import DelayedScaling
 
@@ -117,3 +118,16 @@ def test_a_module_that_is_gone_takes_its_state_along():
         module(torch.ones(8, 16))
         del module
         gc.collect()
+
+
+def test_a_run_on_the_meta_device_leaves_nothing_to_save_and_starts_anew_elsewhere():
+    module = te.Linear(16, 16, device="meta")
+    chosen = DelayedScaling(amax_history_len=4)
+    with te_hal.use_backend("null"), te.autocast(recipe=chosen):
+        module(torch.empty(8, 16, device="meta")).sum().backward()
+    assert module.state_dict()["_extra_state"].numel() == 0
+    module = module.to_empty(device="cpu")
+    module.reset_parameters()
+    with te.autocast(recipe=chosen):
+        module(torch.full((8, 16), 2.0))
+    assert module.fp8_meta["scaling_fwd"].amax_history[:, 0].tolist() == [0.0, 0.0, 0.0, 2.0]
