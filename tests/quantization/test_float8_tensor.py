@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from float8_tensors import E4M3, E5M2, plain, quantized, quantizer
 from fp8_codes import values_of
 
@@ -128,6 +129,40 @@ def test_gradients_are_those_of_the_plain_values(name):
     result = made if name == "dequantize" else GRADIENTS[name](made)
     (result * weights).sum().backward()
     assert torch.allclose(x.grad, reference.grad, rtol=1e-2 if name == "cast" else 1e-6)
+
+
+def test_gradients_pass_through_writes_in_place():
+    for write in (lambda q: q.mul_(2), lambda q: q.view(-1).mul_(2), lambda q: q.view(2, 12).mul_(2)):
+        x = torch.randn(4, 6, requires_grad=True)
+        q = quantizer(columnwise=False)(x).clone()
+        write(q)
+        q.sum().backward()
+        assert (x.grad == 2).all()
+
+
+def test_gradients_pass_through_copies():
+    x, target = torch.randn(4, 6, requires_grad=True), torch.zeros(4, 6)
+    target.copy_(quantizer()(x))
+    q = quantized(4, 6)
+    q.copy_(x)
+    (target.sum() + 3 * q.sum()).backward()
+    assert (x.grad == 4).all()
+
+
+def test_a_quantized_gradient_is_taken():
+    x = torch.randn(4, 6, requires_grad=True)
+    quantizer()(x).backward(quantizer(E5M2)(torch.full((4, 6), 2.0)))
+    assert type(x.grad) is torch.Tensor
+    assert (x.grad == 2).all()
+
+
+def test_second_derivatives_and_recompute_work():
+    x = torch.randn(4, 6, requires_grad=True)
+    (first,) = torch.autograd.grad(quantizer()(x).pow(2).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert (second == 2).all()
+    torch.utils.checkpoint.checkpoint(lambda each: quantizer()(each) * 5, x, use_reentrant=False).sum().backward()
+    assert (x.grad == 5).all()
 
 
 def test_a_leaf_collects_a_plain_gradient():
