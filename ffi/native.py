@@ -9,7 +9,7 @@ import torch
 
 from te_hal.ffi.binding import binding
 from te_hal.ffi.locations import find_library
-from te_hal.schema.errors import BackendUnavailableError
+from te_hal.schema.errors import BackendUnavailableError, StateError
 from te_hal.schema.support import SUPPORTED, Code, Support
 
 if TYPE_CHECKING:
@@ -66,8 +66,9 @@ class Native:
         """The first use of ``library`` and its companions; from then on they are plain attributes."""
         if name not in {"ffi", "lib", "library"}:
             raise AttributeError(name)
+        lib, ffi = binding()
         self.library = find_library(self.target)
-        self.lib, self.ffi = binding()
+        self.lib, self.ffi = lib, ffi
         return self.__dict__[name]
 
     def bind(self, function: Kernel) -> Kernel:
@@ -105,6 +106,20 @@ class Native:
         kind, dtype, mode = (choices.get(name, 0) for name in ("kind", "input_dtype", "output_mode"))
         size = self.lib.api_workspace_bytes(self.library.api, op, kind, dtype, mode, rows, cols)
         return torch.empty(size, dtype=torch.uint8, device=device) if size > 0 else None
+
+    def runs_on(self, device: int) -> Support:
+        """Whether the library opens and has code for a device; the reason in one sentence if not. Starts the device.
+
+        Raises nothing about the library or the device.
+        """
+        answer = self.opens()
+        if not answer:
+            return answer
+        try:
+            self.library.check_device(device)
+        except (BackendUnavailableError, StateError) as error:
+            return Support.no(Code.ENVIRONMENT, f"{error.where}: {error.got}; {error.todo}")
+        return SUPPORTED
 
     def opens(self) -> Support:
         """Whether there is a library, and it can be opened; the reason in one sentence if not.

@@ -1,0 +1,35 @@
+"""The MUSA kernels on NVIDIA GPUs, and NVIDIA's own matrix products through torch.
+
+It proves the interface and measures it: the kernels are those of backend musa, compiled by nvcc.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from te_hal.backends.cuda import device
+from te_hal.backends.cuda.gemm import GEMM, gemm_copies
+from te_hal.ffi.marshalling import kernels
+from te_hal.ffi.native import Native
+from te_hal.schema.backend import Backend
+
+
+def create_backend() -> Backend:
+    """The entry point that discovery calls. Opens no library and starts no device."""
+    native = Native(
+        "cuda",
+        "cuda",
+        stream=device.stream,
+        current_device=device.current_device,
+        on_device=device.on_device,
+    )
+    return Backend(
+        name="cuda",
+        kernels=kernels(native, gemm=GEMM.gemm),
+        serves=frozenset({"cuda"}),
+        default_for=frozenset({"cuda"}),
+        supports=functools.partial(GEMM.supports, native),
+        usable=functools.partial(device.usable, native),
+        gemm_copies=gemm_copies,
+        description="the MUSA kernels on NVIDIA GPUs, matrix products by torch",
+    )

@@ -1,0 +1,38 @@
+"""NVIDIA GPUs as torch sees them: whether there are any, and the stream and device of a call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from te_hal.schema.support import Code, Support
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from te_hal.ffi.native import Native
+
+
+def usable(native: Native) -> Support:
+    """Whether torch sees a GPU, and the kernel library opens and has code for it. May start the device."""
+    if torch.version.cuda is None:
+        return Support.no(Code.ENVIRONMENT, "this torch was built without CUDA; install a build with it")
+    if not torch.cuda.is_available():
+        return Support.no(Code.ENVIRONMENT, "torch sees no NVIDIA GPU; check the driver with nvidia-smi")
+    return native.runs_on(torch.cuda.current_device())
+
+
+def stream(device: torch.device) -> int:
+    """The handle of torch's current stream on a device."""
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def current_device() -> int:
+    """Index of the device that the calling thread is on."""
+    return torch.cuda.current_device()
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a device the calling thread's inside a ``with`` block."""
+    return torch.cuda.device(device)

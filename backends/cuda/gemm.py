@@ -1,0 +1,48 @@
+"""Matrix products on NVIDIA GPUs: which way each goes, and which copies it reads."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import torch
+
+from te_hal.ffi.marshalling.gemm_choice import VendorGemm, Way
+from te_hal.schema.backend import GemmCopies
+from te_hal.schema.formats import E5M2
+from te_hal.schema.storage import StorageKind
+
+if TYPE_CHECKING:
+    from te_hal.schema.formats import ElementFormat, ScalingMode
+    from te_hal.schema.support import Kind
+
+#: The first compute capability with FP8 products.
+_FP8_PRODUCTS = (8, 9)
+
+
+@functools.cache
+def choose(device: torch.device, a: Kind, b: Kind) -> Way:
+    """FP8 by torch._scaled_mm, plain by torch.mm; an FP8 and a plain operand, or twice E5M2, by the portable kernel."""
+    if not isinstance(a, StorageKind) and not isinstance(b, StorageKind):
+        return Way.PLAIN
+    if not isinstance(a, StorageKind) or not isinstance(b, StorageKind):
+        return Way.PORTABLE
+    if torch.cuda.get_device_capability(device) < _FP8_PRODUCTS:
+        return Way.DECODED
+    return Way.PORTABLE if a.format == b.format == E5M2 else Way.SCALED
+
+
+#: Copies by layout: FP8 products read both operands along the contraction, so two layouts need transposed copies.
+_COPIES = {
+    "fprop": GemmCopies("rowwise", "rowwise"),
+    "dgrad": GemmCopies("rowwise", "columnwise"),
+    "wgrad": GemmCopies("columnwise", "columnwise"),
+}
+
+
+def gemm_copies(layout: str, format: ElementFormat, mode: ScalingMode) -> GemmCopies:  # noqa: ARG001 - the answer's signature
+    """Which copies the product of a layout reads, whatever the format."""
+    return _COPIES[layout]
+
+
+GEMM = VendorGemm(choose=choose, fp32_product=hasattr(torch.ops.aten.mm, "dtype"), needs_rows=True)

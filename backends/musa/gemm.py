@@ -1,0 +1,36 @@
+"""Matrix products on Moore Threads GPUs: which way each goes.
+
+torch_musa's torch._scaled_mm multiplies FP8 from architecture 3.1 on, reads any strides, and so needs no transposed
+copies. mate's groupwise products are for block scaling; with one scale per tensor they have nothing to add.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import torch
+
+from te_hal.backends.musa.device import architecture
+from te_hal.ffi.marshalling.gemm_choice import VendorGemm, Way
+from te_hal.schema.storage import StorageKind
+
+if TYPE_CHECKING:
+    from te_hal.schema.support import Kind
+
+_FP8_PRODUCTS = 31
+_BF16_PRODUCTS = 22
+
+
+@functools.cache
+def choose(device: torch.device, a: Kind, b: Kind) -> Way:
+    """FP8 by torch._scaled_mm, below 3.1 decoded; plain by torch.mm, below 2.2 in bf16 by the portable kernel."""
+    found = architecture(device)
+    if isinstance(a, StorageKind) and isinstance(b, StorageKind):
+        return Way.SCALED if found >= _FP8_PRODUCTS else Way.DECODED
+    if isinstance(a, StorageKind) or isinstance(b, StorageKind):
+        return Way.PORTABLE
+    return Way.PORTABLE if found < _BF16_PRODUCTS and torch.bfloat16 in (a, b) else Way.PLAIN
+
+
+GEMM = VendorGemm(choose=choose, fp32_product=False, needs_rows=False)
