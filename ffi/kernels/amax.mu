@@ -33,7 +33,7 @@ TE_KERNEL amax_of_elements(const typename T::Storage* __restrict__ input, int64_
         load_octets<T, kAligned>(loaded, input, count, first);
         largest = larger(largest, octets_absmax(loaded));
     }
-    largest = block_max(as_fp32_magnitude<T>(largest), shared.partials);
+    largest = block_max(largest, shared.partials);
     if (thread_index() != 0) return;
     if (block_count() == 1 && amax != nullptr) {
         leave_amax(largest, amax, accumulate);

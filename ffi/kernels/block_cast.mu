@@ -58,26 +58,18 @@ struct BlockTarget {
     EncoderChoice encoder;
 };
 
-// Largest magnitude, in element bits, of each of the patch's columns.
-template <class T, bool kLeaveOutNan>
-TE_DEVICE void columns_absmax(const Patch<T>& patch, uint32_t (&largest)[kPatch]) {
-#pragma unroll
-    for (int i = 0; i < kPatch; ++i) {
-        largest[i] = 0;
-#pragma unroll
-        for (int k = 0; k < kPatch; ++k) {
-            largest[i] = larger(largest[i], magnitude<T, kLeaveOutNan>(patch.rows[k].element(i)));
-        }
-    }
-}
-
+// Largest magnitude of each of the patch's columns, as bits of fp32 numbers.
 template <class T>
 TE_DEVICE void columns_absmax(const Patch<T>& patch, uint32_t (&largest)[kPatch]) {
-    columns_absmax<T, false>(patch, largest);
-    bool nan = false;
+    constexpr int kColumns = Absmax<T>::kIsPair ? 2 : 1;  // of a word
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i) nan = nan || largest[i] > T::kInfinity;
-    if (nan) columns_absmax<T, true>(patch, largest);
+    for (int i = 0; i < kPatch / kColumns; ++i) {
+        Absmax<T> running;
+#pragma unroll
+        for (int k = 0; k < kPatch; ++k) running.take_word(patch.rows[k].parts[i / 4].words[i % 4]);
+        largest[kColumns * i] = running.lower_bits();
+        if constexpr (Absmax<T>::kIsPair) largest[kColumns * i + 1] = running.upper_bits();
+    }
 }
 
 // ---- the rowwise copy: a block lies in one row of 16 or 4 patches, held by neighbouring lanes ----
@@ -87,13 +79,15 @@ TE_DEVICE void cast_rowwise(const Patch<T>& patch, const Place& place, int64_t c
                             const BlockTarget<typename Scales::ScaleInv>& target) {
 #pragma unroll
     for (int k = 0; k < kPatch; ++k) {
-        const uint32_t largest = lanes_max<Scales::kPatchesOfBlock>(octet_absmax(patch.rows[k]));
+        Absmax<T> running;
+        running.take(patch.rows[k]);
+        const uint32_t largest = lanes_max<Scales::kPatchesOfBlock>(running.bits());
         typename Scales::ScaleInv scale_inv;
-        const float scale = Scales::template scale<F>(as_fp32_magnitude<T>(largest), target.rule, scale_inv);
+        const float scale = Scales::template scale<F>(largest, target.rule, scale_inv);
         const int64_t row = place.row + k;
         const Vector8 codes = encode_scaled<F>(patch.rows[k], scale, target.encoder);
-        store_codes<kAligned>(target.rowwise + row * cols + place.col, codes, place.count(k));
-        if (place.col_group % Scales::kPatchesOfBlock == 0 && place.count(k) > 0) {
+        store_codes<kAligned>(target.rowwise + row * cols + place.col, codes, place.count<kAligned>(k));
+        if (place.col_group % Scales::kPatchesOfBlock == 0 && place.count<kAligned>(k) > 0) {
             target.rowwise_scales.put(row, place.col / (kPatch * Scales::kPatchesOfBlock), scale_inv);
         }
     }
@@ -111,7 +105,7 @@ union ColumnShared {
 };
 
 // Turn the maxima into scales, in place; writes the scale_invs. Barriers before and after.
-template <class Scales, class T, class F>
+template <class Scales, class F>
 TE_DEVICE void find_column_scales(ColumnScales& shared, const Place& place, int64_t rows, int64_t cols,
                                   const BlockTarget<typename Scales::ScaleInv>& target) {
     constexpr int kBlocksDown = kPatchesAcross / Scales::kPatchesOfBlock;
@@ -124,7 +118,7 @@ TE_DEVICE void find_column_scales(ColumnScales& shared, const Place& place, int6
             largest = larger(largest, shared.maxima[first_group + k][column]);
         }
         typename Scales::ScaleInv scale_inv;
-        const float scale = Scales::template scale<F>(as_fp32_magnitude<T>(largest), target.rule, scale_inv);
+        const float scale = Scales::template scale<F>(largest, target.rule, scale_inv);
         shared.maxima[first_group][column] = bits_of(scale);
         const int64_t row = place.first_row() + first_group * kPatch;
         const int64_t col = place.first_col() + column;
@@ -142,7 +136,7 @@ TE_DEVICE void cast_columnwise(const Patch<T>& patch, const Place& place, int64_
 #pragma unroll
     for (int i = 0; i < kPatch; ++i) shared.scales.maxima[place.row_group][place.col_group * kPatch + i] = largest[i];
     TE_SYNC();
-    find_column_scales<Scales, T, F>(shared.scales, place, rows, cols, target);
+    find_column_scales<Scales, F>(shared.scales, place, rows, cols, target);
     TE_SYNC();
     const int first_group = place.row_group / Scales::kPatchesOfBlock * Scales::kPatchesOfBlock;
     float scales[kPatch];
@@ -158,7 +152,8 @@ TE_DEVICE void cast_columnwise(const Patch<T>& patch, const Place& place, int64_
         for (int i = 0; i < 8; ++i) values[i] = patch.rows[k].value(i) * scales[i];
         codes[k] = encode_octet<F>(values, target.encoder);
         if (!target.transposed) {
-            store_codes<kAligned>(target.columnwise + (place.row + k) * cols + place.col, codes[k], place.count(k));
+            store_codes<kAligned>(target.columnwise + (place.row + k) * cols + place.col, codes[k],
+                                  place.count<kAligned>(k));
         }
     }
     if (target.transposed) {  // the same for the whole grid
@@ -195,16 +190,16 @@ TE_KERNEL cast_square_blocks(const typename T::Storage* __restrict__ input, int6
     TE_SHARED(SquareShared, shared);
     const Place place(block_index(), rows, cols);
     const Patch<T> patch = load_patch<T, kAligned>(input, place, cols);
-    const uint32_t largest = block_max(as_fp32_magnitude<T>(octets_absmax(patch.rows)), shared.partials);
+    const uint32_t largest = block_max(octets_absmax(patch.rows), shared.partials);
     const float scale = scale_from_amax(largest, target.rule);
     Vector8 codes[kPatch];
 #pragma unroll
     for (int k = 0; k < kPatch; ++k) {
         codes[k] = encode_scaled<F>(patch.rows[k], scale, target.encoder);
         const int64_t at = (place.row + k) * cols + place.col;
-        if (target.rowwise != nullptr) store_codes<kAligned>(target.rowwise + at, codes[k], place.count(k));
+        if (target.rowwise != nullptr) store_codes<kAligned>(target.rowwise + at, codes[k], place.count<kAligned>(k));
         if (target.columnwise != nullptr && !target.transposed) {
-            store_codes<kAligned>(target.columnwise + at, codes[k], place.count(k));
+            store_codes<kAligned>(target.columnwise + at, codes[k], place.count<kAligned>(k));
         }
     }
     if (thread_index() == 0) {

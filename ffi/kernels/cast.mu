@@ -31,6 +31,7 @@ TE_KERNEL cast_elements(const typename T::Storage* __restrict__ input, int64_t c
     const int64_t first = block * kThreads * kInFlight + thread_index();
     Octet<T> loaded[kInFlight];
     load_octets<T, kAligned>(loaded, input, count, first);
+    const uint32_t found = octets_absmax(loaded);
     const float scale = find_cast_scale(source, target, shared.scale);
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
@@ -46,7 +47,7 @@ TE_KERNEL cast_elements(const typename T::Storage* __restrict__ input, int64_t c
                   : store_codes<false>(target.columnwise + at, codes, count - at);
         }
     }
-    record_amax(as_fp32_magnitude<T>(octets_absmax(loaded)), source, target, shared.amax);
+    record_amax(found, source, target, shared.amax);
 }
 
 struct CastTileShared {
@@ -61,18 +62,20 @@ TE_KERNEL cast_tiles(const typename T::Storage* __restrict__ input, int64_t rows
     TE_SHARED(CastTileShared, shared);
     const Place place(source.given == nullptr ? block_from_the_end() : block_index(), rows, cols);
     const Patch<T> patch = load_patch<T, kAligned>(input, place, cols);
+    const uint32_t found = octets_absmax(patch.rows);  // here, so that elements are done with once encoded
     const float scale = find_cast_scale(source, target, shared.scale);
     Vector8 codes[kPatch];
 #pragma unroll
     for (int k = 0; k < kPatch; ++k) {
         codes[k] = encode_scaled<F>(patch.rows[k], scale, target.encoder);
         if (target.rowwise != nullptr) {
-            store_codes<kAligned>(target.rowwise + (place.row + k) * cols + place.col, codes[k], place.count(k));
+            store_codes<kAligned>(target.rowwise + (place.row + k) * cols + place.col, codes[k],
+                                  place.count<kAligned>(k));
         }
     }
     transpose_codes(codes);
     put_columns(shared.tile, place, codes);
-    record_amax(as_fp32_magnitude<T>(octets_absmax(patch.rows)), source, target, shared.amax);
+    record_amax(found, source, target, shared.amax);
     TE_SYNC();
     write_columns<kAligned>(shared.tile, place, target.columnwise, rows, cols);
 }
@@ -118,7 +121,7 @@ TE_KERNEL decode_tiles(const uint8_t* __restrict__ data, int64_t rows, int64_t c
     Vector8 codes[kPatch];
 #pragma unroll
     for (int k = 0; k < kPatch; ++k) {
-        codes[k] = load_codes<kAligned>(data + (place.row + k) * rows + place.col, place.count(k));
+        codes[k] = load_codes<kAligned>(data + (place.row + k) * rows + place.col, place.count<kAligned>(k));
     }
     transpose_codes(codes);
     put_columns(tile, place, codes);

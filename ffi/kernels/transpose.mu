@@ -15,7 +15,7 @@ TE_KERNEL transpose_bytes(const uint8_t* __restrict__ input, uint8_t* __restrict
     Vector8 codes[kPatch];
 #pragma unroll
     for (int k = 0; k < kPatch; ++k) {
-        codes[k] = load_codes<kAligned>(input + (place.row + k) * cols + place.col, place.count(k));
+        codes[k] = load_codes<kAligned>(input + (place.row + k) * cols + place.col, place.count<kAligned>(k));
     }
     transpose_codes(codes);
     put_columns(tile, place, codes);

@@ -1,0 +1,102 @@
+// norm_fwd, and the pass over rows that norm_quantize shares with it (N1-N3).
+#pragma once
+
+#include "../library/norm_request.h"
+#include "norm_rule.muh"
+#include "result_sinks.muh"
+
+namespace te {
+
+template <class Reader>
+struct NormForward {
+    Reader input;
+    NormWeights<Reader> weights;
+    int64_t rows;
+    int64_t cols;
+    float epsilon;
+    float* mean;  // NULL for RMSNorm
+    float* rstd;
+};
+
+struct NormShared {
+    RowPartials sums;
+    Partials sink;
+};
+
+template <class Shape, class Reader, class Sink>
+TE_KERNEL normalise_rows(NormForward<Reader> norm, Sink sink) {
+    TE_SHARED(NormShared, shared);
+    RowReducer<Shape> reducer(shared.sums);
+    const NormWeights<Reader>& weights = norm.weights;
+    const bool centered = weights.has_bias;
+    auto state = sink.begin(shared.sink);
+    for (int64_t row = first_row<Shape>(); row < norm.rows; row += row_step<Shape>()) {
+        RowOperand<Shape, Reader> input;
+        input.load(norm.input, row * norm.cols, norm.cols);
+        const RowStatistics statistics =
+            row_statistics<Shape>(input, norm.input, norm.cols, centered, norm.epsilon, reducer);
+        if (row_lane<Shape>() == 0) {
+            if (centered) norm.mean[row] = statistics.mean;
+            norm.rstd[row] = statistics.rstd;
+        }
+        each_octet<Shape>(norm.cols, [&](int k, int64_t col, int64_t left) {
+            float values[8], gamma[8], beta[8];
+            load_weights(weights, col, left, gamma, beta);
+            input.values(norm.input, k, col, left, values);
+            normalise(values, statistics, gamma, beta, centered);
+            sink.take(state, row * norm.cols + col, values, left);
+        });
+    }
+    sink.end(state, shared.sink);
+}
+
+template <class Reader>
+NormForward<Reader> norm_forward(const NormRequest& request) {
+    return {make_reader<Reader>(request.input, request.input_dtype, request.cols),
+            norm_weights<Reader>(request),
+            request.rows,
+            request.cols,
+            static_cast<float>(request.epsilon),
+            pointer<float>(request.mean),
+            pointer<float>(request.rstd)};
+}
+
+// Blocks of a pass over rows: at most `most`. Each takes several rows then.
+inline int64_t row_blocks(int64_t rows, int64_t cols, int64_t most) {
+    int64_t rows_of_block = 1;
+    with_row_shape(cols, [&](auto shape) {
+        rows_of_block = decltype(shape)::kRowsOfBlock;
+        return 0;
+    });
+    return smaller_of(ceil_divide(rows, rows_of_block), most);
+}
+
+template <class Sink>
+int32_t launch_norm(const NormRequest& request, const Sink& sink, int64_t blocks, uintptr_t stream) {
+    return with_reader(norm_reads_bfloat16(request), [&](auto reader) {
+        using Reader = decltype(reader);
+        return with_row_shape(request.cols, [&](auto shape) {
+            return launch(blocks, stream, &normalise_rows<decltype(shape), Reader, Sink>, norm_forward<Reader>(request),
+                          sink);
+        });
+    });
+}
+
+inline int32_t norm_fwd(int32_t norm, uintptr_t input, int32_t input_dtype, int64_t rows, int64_t cols,
+                        uintptr_t weight, int32_t weight_dtype, uintptr_t bias, int32_t bias_dtype, double epsilon,
+                        uint32_t flags, uintptr_t output, int32_t output_dtype, uintptr_t mean, uintptr_t rstd,
+                        uintptr_t stream) {
+    const NormRequest request = {norm, input,      input_dtype, rows,  cols, weight, weight_dtype,
+                                 bias, bias_dtype, epsilon,     flags, mean, rstd};
+    Arguments arguments("norm_fwd");
+    check_norm(arguments, request);
+    const int32_t status = arguments.flags(flags, TE_HAL_FLAG_ZERO_CENTERED_GAMMA)
+                               .plain_dtype("output_dtype", output_dtype)
+                               .writes("output", output, elements_of(rows, cols), bytes_of_dtype(output_dtype))
+                               .status();
+    if (status != TE_HAL_OK || rows == 0) return status;
+    const PlainSink sink = {plain_writer(output, output_dtype, cols), TE_HAL_NO_DTYPE, nullptr};
+    return launch_norm(request, sink, row_blocks(rows, cols, kMaxBlocks), stream);
+}
+
+}  // namespace te
