@@ -3,10 +3,12 @@
 #   PYTHON    the interpreter the environments are made with
 #   PIP_ARGS  added to every pip install, e.g. to name an index that serves torch's CPU build
 #   VENV      where the environment lives
+#   REMOTE    arguments of .ci/remote_env.py, e.g. "--python 3.12 --build host cuda:sm_90"
 
 PYTHON   ?= python3
 PIP_ARGS ?=
 VENV     ?= .venv
+REMOTE   ?=
 OLDEST   ?= .venv-oldest
 
 BIN     := $(VENV)/bin
@@ -17,7 +19,7 @@ OLDEST_TORCH := 2.7.1
 .DEFAULT_GOAL := help
 # Two pips in one environment at the same time break it.
 .NOTPARALLEL:
-.PHONY: help demo test full lint types wheel clean
+.PHONY: help demo test full lint types wheel remote-env clean
 
 help:
 	@echo "make demo    install the command-line tool and compare FP8 recipes with BF16"
@@ -26,6 +28,7 @@ help:
 	@echo "make lint    ruff: rules and formatting"
 	@echo "make types   mypy, strict, over the whole package"
 	@echo "make wheel   source archive and wheel in dist/"
+	@echo "make remote-env  a folder with which the checkout runs on a machine without a package index"
 	@echo "make clean   remove build products and caches; the environments stay"
 
 demo: $(VENV)/.installed-cli
@@ -49,8 +52,11 @@ wheel: $(VENV)/.installed-dev
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist .
 
+remote-env: $(VENV)/.installed-test
+	$(BIN)/python .ci/remote_env.py $(REMOTE)
+
 clean:
-	rm -rf build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist out .remote *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:
