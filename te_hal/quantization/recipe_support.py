@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from te_hal.dispatch import ANY_DEVICE, backend_for, forced_backend, support_for
+from te_hal.dispatch import ANY_DEVICE, backend_for, current_memo, forced_backend, support_for
 from te_hal.recipe import DelayedScaling
 from te_hal.schema.errors import UnsupportedError
 from te_hal.schema.storage import StorageKind
@@ -54,6 +54,9 @@ def check_forced_backend(recipe: Recipe) -> None:
         UnsupportedError: with the backend's own sentence.
         BackendNotFoundError, BackendUnavailableError: no backend can be chosen for the forced one's device.
     """
+    memo, question = current_memo(), _question(recipe, backward=torch.is_grad_enabled())
+    if _accepted.holds(memo, question):
+        return
     forced = forced_backend()
     if forced is None:
         return
@@ -67,6 +70,35 @@ def check_forced_backend(recipe: Recipe) -> None:
             accepted="a recipe that the backend has",
             todo="choose another recipe or backend (te_hal.list_backends())",
         )
+    _accepted.add(memo, question)
+
+
+class _Accepted:
+    """What forced backends have said yes to, under the selection in force; autocast asks at every entry."""
+
+    def __init__(self) -> None:
+        self._memo: object = None
+        self._questions: set[tuple[object, ...]] = set()
+
+    def holds(self, memo: object, question: tuple[object, ...]) -> bool:
+        """Whether this question has had its yes under the selection that ``memo`` stands for."""
+        return self._memo is memo and question in self._questions
+
+    def add(self, memo: object, question: tuple[object, ...]) -> None:
+        """Remember a yes until the selection changes; ``memo`` is the one from before the question."""
+        if self._memo is not memo:
+            self._memo, self._questions = memo, set()
+        self._questions.add(question)
+
+
+_accepted = _Accepted()
+
+
+def _question(recipe: Recipe, *, backward: bool) -> tuple[object, ...]:
+    """Everything about a recipe that its calls depend on."""
+    formats = [recipe.element_format(forward=forward).name for forward in (True, False)]
+    algo = recipe.amax_compute_algo if isinstance(recipe, DelayedScaling) and recipe.updates_by_op else None
+    return (type(recipe), recipe.scaling_mode, *formats, algo, backward)
 
 
 def _first_no(calls: _Calls, ask: Callable[[Call], Support]) -> Support:
