@@ -8,6 +8,7 @@ import typer
 
 import te_hal
 from te_hal.cli.backends import backends
+from te_hal.cli.build_kernels import build_kernels
 from te_hal.cli.compare import compare
 
 app = typer.Typer(
@@ -36,3 +37,4 @@ def te_hal_command(
 
 app.command()(compare)
 app.command()(backends)
+app.command()(build_kernels)
