@@ -53,13 +53,14 @@ def struct(name: str) -> type[ctypes.Structure]:
 
 def _api_type() -> tuple[type[ctypes.Structure], dict[str, int]]:
     text = _struct_text("te_hal_api")
-    fields: list[tuple[int, str, object]] = [(match.start(), match["name"], None) for match in ()]
-    for match in re.finditer(r"^    (uint32_t|const char \*) ?(\w+);", text, re.MULTILINE):
-        fields.append((match.start(), match[2], _TYPES[match[1].strip()]))
+    plain = re.finditer(r"^    (uint32_t|const char \*) ?(\w+);", text, re.MULTILINE)
+    fields = [(match.start(), match[2], _TYPES[match[1].strip()]) for match in plain]
     arity = {}
     for match in _ENTRY.finditer(text):
         parameters = [" ".join(p.split()) for p in match["parameters"].split(",")]
-        types = [] if parameters == ["void"] else [_c_type(p.rsplit(" ", 1)[0] if "*" not in p else p) for p in parameters]
+        types = (
+            [] if parameters == ["void"] else [_c_type(p.rsplit(" ", 1)[0] if "*" not in p else p) for p in parameters]
+        )
         fields.append((match.start(), match["name"], ctypes.CFUNCTYPE(_c_type(match["result"]), *types)))
         arity[match["name"]] = len(types)
     fields.sort()

@@ -58,10 +58,55 @@ struct BlockTarget {
     EncoderChoice encoder;
 };
 
-// Largest magnitude of each of the patch's columns, as bits of fp32 numbers.
+// Maxima on their way to scales: of the 8 elements that a patch has of a row or a column, from every patch. A block's
+// scale then takes the place of its first patch's maximum.
+//
+// `across` is indexed by column group, then row, `down` by row group, then column; rows are rotated by 8 for every
+// column group, so that threads next to each other do not write to the same banks.
+struct BlockMaxima {
+    Vector16 across[kPatchesAcross][kTile / 4];
+    Vector16 down[kPatchesAcross][kTile / 4];
+};
+
+union BlockShared {
+    BlockMaxima maxima;
+    CodeTile tile;
+};
+
+TE_DEVICE int rotated(int group, int row) {
+    return (row + kPatch * group) % kTile;
+}
+
+TE_DEVICE uint32_t& word_of(Vector16 (&group)[kTile / 4], int i) {
+    return group[i / 4].words[i % 4];
+}
+
+TE_DEVICE void put_eight(Vector16 (&group)[kTile / 4], int first, const uint32_t (&words)[kPatch]) {
+    group[first / 4] = Vector16{{words[0], words[1], words[2], words[3]}};
+    group[first / 4 + 1] = Vector16{{words[4], words[5], words[6], words[7]}};
+}
+
+TE_DEVICE void get_eight(const Vector16 (&group)[kTile / 4], int first, float (&values)[kPatch]) {
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) values[i] = float_of(group[first / 4 + i / 4].words[i % 4]);
+}
+
 template <class T>
-TE_DEVICE void columns_absmax(const Patch<T>& patch, uint32_t (&largest)[kPatch]) {
+TE_DEVICE void put_row_maxima(const Patch<T>& patch, const Place& place, BlockMaxima& maxima) {
+    uint32_t largest[kPatch];
+#pragma unroll
+    for (int k = 0; k < kPatch; ++k) {
+        Absmax<T> running;
+        running.take(patch.rows[k]);
+        largest[k] = running.bits();
+    }
+    put_eight(maxima.across[place.col_group], rotated(place.col_group, place.row_group * kPatch), largest);
+}
+
+template <class T>
+TE_DEVICE void put_column_maxima(const Patch<T>& patch, const Place& place, BlockMaxima& maxima) {
     constexpr int kColumns = Absmax<T>::kIsPair ? 2 : 1;  // of a word
+    uint32_t largest[kPatch];
 #pragma unroll
     for (int i = 0; i < kPatch / kColumns; ++i) {
         Absmax<T> running;
@@ -70,110 +115,103 @@ TE_DEVICE void columns_absmax(const Patch<T>& patch, uint32_t (&largest)[kPatch]
         largest[kColumns * i] = running.lower_bits();
         if constexpr (Absmax<T>::kIsPair) largest[kColumns * i + 1] = running.upper_bits();
     }
+    put_eight(maxima.down[place.row_group], place.col_group * kPatch, largest);
 }
 
-// ---- the rowwise copy: a block lies in one row of 16 or 4 patches, held by neighbouring lanes ----
-
-template <class Scales, class T, class F, bool kAligned>
-TE_DEVICE void cast_rowwise(const Patch<T>& patch, const Place& place, int64_t cols,
-                            const BlockTarget<typename Scales::ScaleInv>& target) {
-#pragma unroll
-    for (int k = 0; k < kPatch; ++k) {
-        Absmax<T> running;
-        running.take(patch.rows[k]);
-        const uint32_t largest = lanes_max<Scales::kPatchesOfBlock>(running.bits());
-        typename Scales::ScaleInv scale_inv;
-        const float scale = Scales::template scale<F>(largest, target.rule, scale_inv);
-        const int64_t row = place.row + k;
-        const Vector8 codes = encode_scaled<F>(patch.rows[k], scale, target.encoder);
-        store_codes<kAligned>(target.rowwise + row * cols + place.col, codes, place.count<kAligned>(k));
-        if (place.col_group % Scales::kPatchesOfBlock == 0 && place.count<kAligned>(k) > 0) {
-            target.rowwise_scales.put(row, place.col / (kPatch * Scales::kPatchesOfBlock), scale_inv);
-        }
-    }
-}
-
-// ---- the columnwise copy: a block goes down 16 or 4 row groups, so its maximum goes through shared memory ----
-
-struct ColumnScales {
-    uint32_t maxima[kPatchesAcross][kTile];  // of each row group; then scales of each block, in its first row group
-};
-
-union ColumnShared {
-    ColumnScales scales;
-    CodeTile tile;
-};
-
-// Turn the maxima into scales, in place; writes the scale_invs. Barriers before and after.
+// Maxima to scales, in place, and the scale_invs to the tensor's grids. A scale to every thread and step: first those
+// of the columnwise blocks, then those of the rowwise ones.
 template <class Scales, class F>
-TE_DEVICE void find_column_scales(ColumnScales& shared, const Place& place, int64_t rows, int64_t cols,
-                                  const BlockTarget<typename Scales::ScaleInv>& target) {
-    constexpr int kBlocksDown = kPatchesAcross / Scales::kPatchesOfBlock;
-    for (int i = thread_index(); i < kBlocksDown * kTile; i += kThreads) {
-        const int column = i % kTile;
-        const int first_group = i / kTile * Scales::kPatchesOfBlock;
+TE_DEVICE void find_block_scales(BlockMaxima& maxima, const Place& place, int64_t rows, int64_t cols,
+                                 const BlockTarget<typename Scales::ScaleInv>& target) {
+    constexpr int kGroups = Scales::kPatchesOfBlock;
+    constexpr int kScales = kPatchesAcross / kGroups * kTile;  // of the tile, in one direction
+#pragma unroll
+    for (int step = 0; step < 2 * kScales; step += kThreads) {
+        const int item = (step + thread_index()) % kScales;
+        const bool is_row = step + thread_index() >= kScales;
+        const int position = item % kTile;  // the column, or the row
+        const int first_group = item / kTile * kGroups;
+        if (is_row ? target.rowwise == nullptr : target.columnwise == nullptr) continue;
         uint32_t largest = 0;
 #pragma unroll
-        for (int k = 0; k < Scales::kPatchesOfBlock; ++k) {
-            largest = larger(largest, shared.maxima[first_group + k][column]);
+        for (int group = first_group; group < first_group + kGroups; ++group) {
+            largest = larger(largest, is_row ? word_of(maxima.across[group], rotated(group, position))
+                                             : word_of(maxima.down[group], position));
         }
         typename Scales::ScaleInv scale_inv;
-        const float scale = Scales::template scale<F>(largest, target.rule, scale_inv);
-        shared.maxima[first_group][column] = bits_of(scale);
-        const int64_t row = place.first_row() + first_group * kPatch;
-        const int64_t col = place.first_col() + column;
-        if (row < rows && col < cols) {
-            target.columnwise_scales.put(row / (kPatch * Scales::kPatchesOfBlock), col, scale_inv);
+        const uint32_t scale = bits_of(Scales::template scale<F>(largest, target.rule, scale_inv));
+        const int64_t along = first_group * kPatch;
+        const int64_t row = place.first_row() + (is_row ? position : along);
+        const int64_t col = place.first_col() + (is_row ? along : position);
+        const bool inside = row < rows && col < cols;
+        if (is_row) {
+            word_of(maxima.across[first_group], rotated(first_group, position)) = scale;
+            if (inside) target.rowwise_scales.put(row, col / (kPatch * kGroups), scale_inv);
+        } else {
+            word_of(maxima.down[first_group], position) = scale;
+            if (inside) target.columnwise_scales.put(row / (kPatch * kGroups), col, scale_inv);
         }
     }
 }
 
-template <class Scales, class T, class F, bool kAligned>
-TE_DEVICE void cast_columnwise(const Patch<T>& patch, const Place& place, int64_t rows, int64_t cols,
-                               ColumnShared& shared, const BlockTarget<typename Scales::ScaleInv>& target) {
-    uint32_t largest[kPatch];
-    columns_absmax(patch, largest);
+template <class F, bool kAligned, class T>
+TE_DEVICE void cast_rows(const Patch<T>& patch, const Place& place, int64_t cols, const float (&scales)[kPatch],
+                         uint8_t* output, EncoderChoice encoder) {
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i) shared.scales.maxima[place.row_group][place.col_group * kPatch + i] = largest[i];
-    TE_SYNC();
-    find_column_scales<Scales, F>(shared.scales, place, rows, cols, target);
-    TE_SYNC();
-    const int first_group = place.row_group / Scales::kPatchesOfBlock * Scales::kPatchesOfBlock;
-    float scales[kPatch];
-#pragma unroll
-    for (int i = 0; i < kPatch; ++i) {
-        scales[i] = float_of(shared.scales.maxima[first_group][place.col_group * kPatch + i]);
+    for (int k = 0; k < kPatch; ++k) {
+        const Vector8 codes = encode_scaled<F>(patch.rows[k], scales[k], encoder);
+        store_codes<kAligned>(output + (place.row + k) * cols + place.col, codes, place.count<kAligned>(k));
     }
-    Vector8 codes[kPatch];
+}
+
+// The patch's codes with a scale per column, as rows.
+template <class F, class T>
+TE_DEVICE void encode_columns(const Patch<T>& patch, const float (&scales)[kPatch], EncoderChoice encoder,
+                              Vector8 (&codes)[kPatch]) {
 #pragma unroll
     for (int k = 0; k < kPatch; ++k) {
         float values[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) values[i] = patch.rows[k].value(i) * scales[i];
-        codes[k] = encode_octet<F>(values, target.encoder);
-        if (!target.transposed) {
-            store_codes<kAligned>(target.columnwise + (place.row + k) * cols + place.col, codes[k],
-                                  place.count<kAligned>(k));
-        }
-    }
-    if (target.transposed) {  // the same for the whole grid
-        transpose_codes(codes);
-        TE_SYNC();  // the tile takes the place of the scales
-        put_columns(shared.tile, place, codes);
-        TE_SYNC();
-        write_columns<kAligned>(shared.tile, place, target.columnwise, rows, cols);
+        codes[k] = encode_octet<F>(values, encoder);
     }
 }
 
 template <class Scales, class T, class F, bool kAligned>
 TE_KERNEL cast_vector_blocks(const typename T::Storage* __restrict__ input, int64_t rows, int64_t cols,
                              BlockTarget<typename Scales::ScaleInv> target) {
-    TE_SHARED(ColumnShared, shared);
+    TE_SHARED(BlockShared, shared);
     const Place place(block_index(), rows, cols);
     const Patch<T> patch = load_patch<T, kAligned>(input, place, cols);
-    if (target.rowwise != nullptr) cast_rowwise<Scales, T, F, kAligned>(patch, place, cols, target);
+    if (target.rowwise != nullptr) put_row_maxima(patch, place, shared.maxima);
+    if (target.columnwise != nullptr) put_column_maxima(patch, place, shared.maxima);
+    TE_SYNC();
+    find_block_scales<Scales, F>(shared.maxima, place, rows, cols, target);
+    TE_SYNC();
+    float scales[kPatch];
+    if (target.rowwise != nullptr) {
+        const int group = place.col_group / Scales::kPatchesOfBlock * Scales::kPatchesOfBlock;
+        get_eight(shared.maxima.across[group], rotated(group, place.row_group * kPatch), scales);
+        cast_rows<F, kAligned>(patch, place, cols, scales, target.rowwise, target.encoder);
+    }
     if (target.columnwise != nullptr) {
-        cast_columnwise<Scales, T, F, kAligned>(patch, place, rows, cols, shared, target);
+        const int group = place.row_group / Scales::kPatchesOfBlock * Scales::kPatchesOfBlock;
+        get_eight(shared.maxima.down[group], place.col_group * kPatch, scales);
+        Vector8 codes[kPatch];
+        encode_columns<F>(patch, scales, target.encoder, codes);
+        if (target.transposed) {  // the same for the whole grid
+            transpose_codes(codes);
+            TE_SYNC();  // the tile takes the place of the scales
+            put_columns(shared.tile, place, codes);
+            TE_SYNC();
+            write_columns<kAligned>(shared.tile, place, target.columnwise, rows, cols);
+        } else {
+#pragma unroll
+            for (int k = 0; k < kPatch; ++k) {
+                store_codes<kAligned>(target.columnwise + (place.row + k) * cols + place.col, codes[k],
+                                      place.count<kAligned>(k));
+            }
+        }
     }
 }
 

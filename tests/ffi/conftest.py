@@ -1,4 +1,4 @@
-"""Libraries compiled for one test; skipped where there is no C compiler or no compiled binding."""
+"""Libraries for tests: the host library with the orders its emulated device knows, and stubs compiled for one test."""
 
 from __future__ import annotations
 
@@ -6,13 +6,48 @@ from typing import TYPE_CHECKING
 
 import native_stub
 import pytest
+import torch
+from native_table import Library
 
 from te_hal.ffi.binding import binding
+from te_hal.ffi.build import build
 from te_hal.schema.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+#: (threads of the host, wave, seed): in sequence, and two random orders, one of them with waves of 128.
+ORDERS = {"in_sequence": (2, 32, -1), "random_wave_32": (2, 32, 1), "random_wave_128": (1, 128, 2)}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread_of_torch() -> Iterator[None]:
+    """Torch's threads wait busily, beside those of the emulator."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def built_library() -> Library:
+    """The host library, compiled unless the cache has it."""
+    return Library(build("host"))
+
+
+@pytest.fixture
+def host_library(built_library: Library) -> Library:
+    """The host library with threads in sequence."""
+    built_library.configure_emulator(*ORDERS["in_sequence"])
+    return built_library
+
+
+@pytest.fixture(params=ORDERS)
+def library(request: pytest.FixtureRequest, built_library: Library) -> Library:
+    """The host library, once in every order."""
+    built_library.configure_emulator(*ORDERS[request.param])
+    return built_library
 
 
 @pytest.fixture
