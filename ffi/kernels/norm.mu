@@ -3,6 +3,7 @@
 
 #include "../library/norm_request.h"
 #include "norm_rule.muh"
+#include "resident.muh"
 #include "result_sinks.muh"
 
 namespace te {
@@ -23,8 +24,13 @@ struct NormShared {
     Partials sink;
 };
 
+// Blocks that a multiprocessor shall hold.
+template <class Shape>
+constexpr int kResidentNorms = Shape::kOctets > 4 ? 2 : 4;
+
 template <class Shape, class Reader, class Sink>
-TE_KERNEL normalise_rows(NormForward<Reader> norm, Sink sink) {
+TE_KERNEL_RESIDENT(kResidentNorms<Shape>)
+normalise_rows(NormForward<Reader> norm, Sink sink) {
     TE_SHARED(NormShared, shared);
     RowReducer<Shape> reducer(shared.sums);
     const NormWeights<Reader>& weights = norm.weights;
