@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from te_hal.ffi.allocation import empty_for
 from te_hal.ffi.binding import binding
 from te_hal.ffi.locations import find_library
 from te_hal.schema.errors import BackendUnavailableError, StateError
@@ -34,11 +35,13 @@ class Native:
     Args:
         backend: name of the backend, for messages.
         target: of the library: "musa", "cuda" or "host".
+        device_type: of its tensors.
         stream: the current stream of a device, as an integer.
         current_device: index of the device that the calling thread is on; None where there is only one.
         on_device: makes a device the calling thread's for a while.
 
     Attributes:
+        empty: makes a contiguous tensor from shape, dtype and device.
         lib: the trampolines, and ``ffi`` their tool for structs.
         library: the open library; its ``api`` is their first argument.
     """
@@ -51,6 +54,7 @@ class Native:
         self,
         backend: str,
         target: str,
+        device_type: str,
         *,
         stream: Callable[[torch.device], int] = no_stream,
         current_device: Callable[[], int] | None = None,
@@ -58,6 +62,7 @@ class Native:
     ) -> None:
         self.backend = backend
         self.target = target
+        self.empty = empty_for(device_type)
         self.stream = stream
         self._current_device = current_device
         self._on_device = on_device
@@ -105,7 +110,7 @@ class Native:
         """
         kind, dtype, mode = (choices.get(name, 0) for name in ("kind", "input_dtype", "output_mode"))
         size = self.lib.api_workspace_bytes(self.library.api, op, kind, dtype, mode, rows, cols)
-        return torch.empty(size, dtype=torch.uint8, device=device) if size > 0 else None
+        return self.empty((size,), torch.uint8, device) if size > 0 else None
 
     def runs_on(self, device: int) -> Support:
         """Whether the library opens and has code for a device; the reason in one sentence if not. Starts the device.

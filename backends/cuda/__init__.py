@@ -19,6 +19,7 @@ def create_backend() -> Backend:
     native = Native(
         "cuda",
         "cuda",
+        "cuda",
         stream=device.stream,
         current_device=device.current_device,
         on_device=device.on_device,

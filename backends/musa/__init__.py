@@ -21,6 +21,7 @@ def create_backend() -> Backend:
     native = Native(
         "musa",
         "musa",
+        "musa",
         stream=device.stream,
         current_device=device.current_device,
         on_device=device.on_device,

@@ -16,7 +16,7 @@ from te_hal.schema.backend import Backend
 
 def create_backend() -> Backend:
     """The entry point that discovery calls. Opens no library."""
-    native = Native("musa_emulator", "host")
+    native = Native("musa_emulator", "host", "cpu")
     return Backend(
         name="musa_emulator",
         kernels=kernels(native),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from te_hal.ffi import codes
 from te_hal.ffi.marshal import address, contiguous, rows_and_cols
 from te_hal.schema.activation import GATED
 
 if TYPE_CHECKING:
+    import torch
+
     from te_hal.ffi.native import Native
 
 # What clamped_swiglu has where a call leaves it out (docs/numerics.md, V3).
@@ -33,7 +33,7 @@ def activation_fwd(
     if activation in GATED:
         cols //= 2
     shape = (*values.shape[:-1], cols) if values.dim() else values.shape
-    output = torch.empty(shape, dtype=out_dtype or values.dtype, device=values.device)
+    output = native.empty(shape, out_dtype or values.dtype, values.device)
     status = native.lib.api_activation_fwd(
         native.library.api,
         codes.ACTIVATION_KINDS[activation],
@@ -65,7 +65,7 @@ def activation_bwd(
     """te_hal.ops.activation_bwd."""
     grad, values = contiguous(grad_output), contiguous(input)
     rows, cols = rows_and_cols(grad.shape)
-    grad_input = torch.empty(values.shape, dtype=out_dtype or values.dtype, device=values.device)
+    grad_input = native.empty(values.shape, out_dtype or values.dtype, values.device)
     status = native.lib.api_activation_bwd(
         native.library.api,
         codes.ACTIVATION_KINDS[activation],

@@ -21,7 +21,7 @@ def amax(native: Native, input: torch.Tensor, *, out: torch.Tensor | None = None
     values = contiguous(input)
     flags = 0
     if out is None:
-        out = torch.empty(1, dtype=torch.float32, device=values.device)
+        out = native.empty((1,), torch.float32, values.device)
     else:
         check_writable(native, "amax", "out", out)
         flags = codes.FLAG_ACCUMULATE
@@ -54,7 +54,7 @@ def compute_scale(
 ) -> torch.Tensor:
     """te_hal.ops.compute_scale."""
     amax = contiguous(amax)
-    scale = torch.empty(amax.shape, dtype=torch.float32, device=amax.device)
+    scale = native.empty(amax.shape, torch.float32, amax.device)
     status = native.lib.api_compute_scale(
         native.library.api,
         address(amax),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,13 +11,14 @@ from te_hal.ffi import codes
 from te_hal.ffi.marshal import NOTHING_TO_READ, address, check_writable, contiguous, rows_and_cols
 from te_hal.schema.errors import ArgumentError, StateError
 from te_hal.schema.formats import ColumnwiseOrder, ScalingMode, element_format
-from te_hal.schema.storage import QuantizedStorage
+from te_hal.schema.storage import QuantizedStorage, StorageKind
 
 if TYPE_CHECKING:
     from te_hal.ffi.native import Native
 
 _DTYPES = codes.DTYPES
 _ORDERS = codes.ORDERS
+_ONE = torch.Size((1,))
 
 
 def quantize(
@@ -37,7 +39,8 @@ def quantize(
         raise ArgumentError("quantize: scale", got="None", accepted="an fp32 tensor", todo="compute_scale gives one")
     values = input if input.is_contiguous() else contiguous(input)
     if out is None:
-        target = _empty_storage(values, dtype, mode, rowwise, columnwise, columnwise_order)
+        kind = _kind(dtype, mode, rowwise, columnwise, columnwise_order)
+        target = _empty_storage(native, values, kind)
     else:
         target = _dense_target(out)
     _cast(native, values, scale, amax, target)
@@ -76,32 +79,25 @@ def _cast(
         native.check(status, "quantize")
 
 
-def _empty_storage(
-    input: torch.Tensor,
-    dtype: torch.dtype,
-    mode: ScalingMode,
-    rowwise: bool,
-    columnwise: bool,
-    order: ColumnwiseOrder,
-) -> QuantizedStorage:
-    shape = input.shape
-    row = torch.empty_like(input, dtype=torch.uint8) if rowwise else None
-    col = None
-    if columnwise:
-        turned = shape[-1:] + shape[:-1] if order == ColumnwiseOrder.TRANSPOSED else shape
-        col = torch.empty(turned, dtype=torch.uint8, device=input.device)
-    scale_inv = torch.empty(1, dtype=torch.float32, device=input.device)
-    return QuantizedStorage(
-        format=element_format(dtype),
-        mode=ScalingMode(mode),
-        shape=shape,
-        dtype=input.dtype,
-        rowwise_data=row,
-        rowwise_scale_inv=scale_inv if rowwise else None,
-        columnwise_data=col,
-        columnwise_scale_inv=scale_inv if columnwise else None,
-        columnwise_order=order,
-    )
+@functools.cache
+def _kind(
+    dtype: torch.dtype, mode: ScalingMode, rowwise: bool, columnwise: bool, order: ColumnwiseOrder
+) -> StorageKind:
+    fmt, mode, order = element_format(dtype), ScalingMode(mode), ColumnwiseOrder(order)
+    return StorageKind.of(fmt, mode, rowwise=rowwise, columnwise=columnwise, order=order)
+
+
+def _empty_storage(native: Native, values: torch.Tensor, kind: StorageKind) -> QuantizedStorage:
+    shape, device, empty = values.shape, values.device, native.empty
+    scale_inv = empty(_ONE, torch.float32, device)
+    row = row_scale_inv = col = col_scale_inv = None
+    if kind.rowwise:
+        row, row_scale_inv = empty(shape, torch.uint8, device), scale_inv
+    if kind.columnwise:
+        turned = shape[-1:] + shape[:-1] if kind.order == ColumnwiseOrder.TRANSPOSED else shape
+        col, col_scale_inv = empty(turned, torch.uint8, device), scale_inv
+    tensors = (row, row_scale_inv, col, col_scale_inv)
+    return QuantizedStorage.of_kind(kind, tuple(shape), values.dtype, device, tensors)
 
 
 def _dense_target(out: QuantizedStorage) -> QuantizedStorage:
@@ -123,7 +119,7 @@ def _copy_back(out: QuantizedStorage, made: QuantizedStorage) -> None:
 def dequantize(native: Native, input: QuantizedStorage, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
     """te_hal.ops.dequantize. The rowwise copy is read where there is one."""
     data, copy, scale_inv = copy_to_read(native, input)
-    output = torch.empty(input.shape, dtype=out_dtype or input.dtype, device=input.device)
+    output = native.empty(input.shape, out_dtype or input.dtype, input.device)
     rows, cols = rows_and_cols(input.shape)
     status = native.lib.api_dequantize(
         native.library.api,

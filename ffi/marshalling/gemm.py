@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-
 from te_hal.ffi import codes
 from te_hal.ffi.marshal import address, check_writable, contiguous
 from te_hal.ffi.marshalling.cast import copy_to_read
 from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
+    import torch
+
     from te_hal.ffi.native import Native
 
     Operand = torch.Tensor | QuantizedStorage
@@ -94,11 +94,11 @@ def _target(
 ) -> torch.Tensor:
     """What the kernel writes to: ``out`` where it is contiguous, else a new tensor with what it may add to."""
     if out is None:
-        return torch.empty(shape, dtype=dtype, device=device)
+        return native.empty(shape, dtype, device)
     check_writable(native, "gemm", "out", out)
     if accumulate or out.is_contiguous():
         return contiguous(out)
-    return torch.empty(shape, dtype=out.dtype, device=device)
+    return native.empty(shape, out.dtype, device)
 
 
 def _given(native: Native, operand: Operand) -> _Given:
@@ -113,7 +113,7 @@ def bias_grad(native: Native, grad_output: torch.Tensor, *, out_dtype: torch.dty
     """te_hal.ops.bias_grad."""
     grad = contiguous(grad_output)
     rows, cols = grad.shape
-    result = torch.empty(cols, dtype=out_dtype or grad.dtype, device=grad.device)
+    result = native.empty((cols,), out_dtype or grad.dtype, grad.device)
     dtype = codes.DTYPES[grad.dtype]
     workspace = native.workspace(grad.device, _OP_BIAS_GRAD, rows=rows, cols=cols, input_dtype=dtype)
     status = native.lib.api_bias_grad(

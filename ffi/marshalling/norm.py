@@ -26,7 +26,7 @@ def layernorm_fwd(
     out_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """te_hal.ops.layernorm_fwd."""
-    mean = torch.empty(input.shape[:-1], dtype=torch.float32, device=input.device)
+    mean = native.empty(input.shape[:-1], torch.float32, input.device)
     output, rstd = _forward(native, input, weight, bias, mean, epsilon, zero_centered_gamma, out_dtype)
     return output, mean, rstd
 
@@ -57,8 +57,8 @@ def _forward(
     """With ``bias`` and ``mean`` LayerNorm, without RMSNorm."""
     values, gamma = contiguous(input), contiguous(weight)
     beta = None if bias is None else contiguous(bias)
-    output = torch.empty(values.shape, dtype=out_dtype or values.dtype, device=values.device)
-    rstd = torch.empty(values.shape[:-1], dtype=torch.float32, device=values.device)
+    output = native.empty(values.shape, out_dtype or values.dtype, values.device)
+    rstd = native.empty(values.shape[:-1], torch.float32, values.device)
     rows, cols = rows_and_cols(values.shape)
     status = native.lib.api_norm_fwd(
         native.library.api,
@@ -95,7 +95,7 @@ def layernorm_bwd(
     zero_centered_gamma: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """te_hal.ops.layernorm_bwd."""
-    grad_bias = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+    grad_bias = native.empty(weight.shape, weight.dtype, weight.device)
     grads = _backward(native, grad_output, input, mean, rstd, weight, grad_bias, zero_centered_gamma)
     return *grads, grad_bias
 
@@ -126,8 +126,8 @@ def _backward(
     """With ``mean`` and ``grad_bias`` LayerNorm, without RMSNorm."""
     grad, values, factors, gamma = (contiguous(tensor) for tensor in (grad_output, input, rstd, weight))
     centers = None if mean is None else contiguous(mean)
-    grad_input = torch.empty(values.shape, dtype=values.dtype, device=values.device)
-    grad_weight = torch.empty(gamma.shape, dtype=gamma.dtype, device=values.device)
+    grad_input = native.empty(values.shape, values.dtype, values.device)
+    grad_weight = native.empty(gamma.shape, gamma.dtype, values.device)
     rows, cols = rows_and_cols(values.shape)
     kind, dtype = codes.RMSNORM if mean is None else codes.LAYERNORM, codes.DTYPES[values.dtype]
     workspace = native.workspace(values.device, _OP_NORM_BWD, rows=rows, cols=cols, kind=kind, input_dtype=dtype)

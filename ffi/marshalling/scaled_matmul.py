@@ -56,7 +56,7 @@ def _with_contraction_last(native: Native, storage: QuantizedStorage, *, transpo
 
 def _transposed(native: Native, data: torch.Tensor) -> torch.Tensor:
     rows, cols = data.shape
-    result = torch.empty(cols, rows, dtype=torch.uint8, device=data.device)
+    result = native.empty((cols, rows), torch.uint8, data.device)
     status = native.lib.api_transpose(
         native.library.api, address(data), address(result), rows, cols, 1, native.stream(data.device)
     )

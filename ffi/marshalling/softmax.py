@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import torch
-
 from te_hal.ffi import codes
 from te_hal.ffi.marshal import address, contiguous
 
 if TYPE_CHECKING:
+    import torch
+
     from te_hal.ffi.native import Native
 
 _EVERYTHING_VISIBLE = (codes.CAUSAL["none"], -1, -1)
@@ -28,7 +28,7 @@ def softmax_fwd(
 ) -> torch.Tensor:
     """te_hal.ops.softmax_fwd. The mask is read through its strides; broadcast dimensions are not written out."""
     values = contiguous(input)
-    output = torch.empty(values.shape, dtype=out_dtype or values.dtype, device=values.device)
+    output = native.empty(values.shape, out_dtype or values.dtype, values.device)
     seen = None if mask is None else _four_dimensions(mask, values.shape)
     status = native.lib.api_softmax_fwd(
         native.library.api,
@@ -64,7 +64,7 @@ def _four_dimensions(mask: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 def softmax_bwd(native: Native, grad_output: torch.Tensor, output: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
     """te_hal.ops.softmax_bwd."""
     grad, probabilities = contiguous(grad_output), contiguous(output)
-    grad_input = torch.empty(probabilities.shape, dtype=grad.dtype, device=probabilities.device)
+    grad_input = native.empty(probabilities.shape, grad.dtype, probabilities.device)
     outer, inner, queries, keys = _four_sizes(probabilities.shape)
     status = native.lib.api_softmax_bwd(
         native.library.api,

@@ -119,6 +119,30 @@ class QuantizedStorage:
             order=columnwise_order,
         )
 
+    @classmethod
+    def of_kind(
+        cls,
+        kind: StorageKind,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        tensors: tuple[torch.Tensor | None, ...],
+    ) -> QuantizedStorage:
+        """A storage of a known kind, from buffers that fit it, in the order of :meth:`tensors`.
+
+        Nothing is checked: for kernels, which make one with every call.
+        """
+        storage = cls.__new__(cls)
+        storage.kind, storage.format, storage.mode, storage.columnwise_order = kind, kind.format, kind.mode, kind.order
+        storage.shape, storage.dtype, storage.device = shape, dtype, device
+        (
+            storage.rowwise_data,
+            storage.rowwise_scale_inv,
+            storage.columnwise_data,
+            storage.columnwise_scale_inv,
+        ) = tensors
+        return storage
+
     def __repr__(self) -> str:
         return f"QuantizedStorage({self.kind!r}, shape={self.shape}, dtype={self.dtype}, device={self.device})"
 

@@ -9,9 +9,7 @@ import pytest
 import torch
 from native_table import Library
 
-from te_hal.ffi.binding import binding
 from te_hal.ffi.build import build
-from te_hal.schema.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,10 +51,5 @@ def library(request: pytest.FixtureRequest, built_library: Library) -> Library:
 @pytest.fixture
 def stub(tmp_path: Path) -> Callable[..., Path]:
     """Builds a stub library; arguments as native_stub.build without the folder."""
-    if native_stub.COMPILER is None:
-        pytest.skip("no C compiler")
-    try:
-        binding()
-    except BackendUnavailableError as error:
-        pytest.skip(str(error))
+    native_stub.need()
     return lambda name="libstub.so", **choices: native_stub.build(tmp_path, name, **choices)
