@@ -6,18 +6,15 @@ test uses it; what needs a module or recipe of a later issue names that issue.
 
 from __future__ import annotations
 
-import ast
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 import torch
+from named_tests import missing
 
 import te_hal.modules as te
 import te_hal.ops
 from te_hal import recipe
-
-TESTS = Path(__file__).parent
 
 TRANSFORMER = (
     "Transformer modules and the GPT main job: BF16 against FP8 on real text, "
@@ -97,7 +94,7 @@ CASES = {
         "calibration takes max instead of max-abs",
         (
             "test_cases.py::test_calibration_records_the_largest_magnitude_of_negative_inputs",
-            f"{AUTOCAST}::test_calibrating_records_the_largest_magnitude",
+            "quantization/test_calibration.py::test_calibrating_records_the_largest_magnitude",
         ),
     ),
     "B39": Case(
@@ -168,20 +165,10 @@ CASES = {
 }
 
 
-def functions(path: Path) -> set[str]:
-    return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_every_case_has_tests_that_exist(name):
     assert CASES[name].tests
-    missing = []
-    for test in CASES[name].tests:
-        file, _, function = test.partition("::")
-        path = TESTS / file
-        if not path.exists() or function not in functions(path):
-            missing.append(test)
-    assert not missing
+    assert missing(CASES[name].tests) == []
 
 
 def test_every_open_part_names_an_issue():

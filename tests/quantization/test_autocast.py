@@ -1,50 +1,18 @@
-"""autocast: nesting, exceptions, reuse, calibration, recipes side by side, threads."""
+"""autocast: nesting, exceptions, reuse, recipes side by side."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
-from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 import torch
+from small_linear import RECIPES, data, high_precision, linear, newest, running
 
 import te_hal.modules as te
 from te_hal.recipe import DelayedScaling, Float8CurrentScaling, Format
 from te_hal.schema.errors import ArgumentTypeError, StateError, UnsupportedError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-RECIPES = {
-    "delayed": lambda: DelayedScaling(amax_history_len=4),
-    "current": Float8CurrentScaling,
-}
 MANAGER = te.FP8GlobalStateManager
-
-
-def linear() -> te.Linear:
-    return te.Linear(32, 32)
-
-
-def data(scale: float = 1.0) -> torch.Tensor:
-    return torch.randn(16, 32) * scale
-
-
-def high_precision(module: te.Linear, x: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.linear(x, module.weight, module.bias)
-
-
-def newest(module: te.Linear) -> list[float]:
-    return module.fp8_meta["scaling_fwd"].amax_history[-1].tolist()
-
-
-def running(module: te.Linear) -> list[float]:
-    return module.fp8_meta["scaling_fwd"].amax_history[0].tolist()
-
-
-# In force
 
 
 def test_outside_of_any_autocast_modules_run_in_high_precision():
@@ -146,9 +114,6 @@ def test_an_exception_still_takes_up_what_was_recorded():
     assert newest(module)[0] == 4.0
 
 
-# One object
-
-
 def test_one_object_is_used_again_after_it_was_left():
     autocast, module = te.autocast(recipe=RECIPES["delayed"]()), linear()
     for value in (1.0, 2.0):
@@ -236,66 +201,6 @@ def test_graph_capture_is_refused_by_name():
         te.autocast(_graph=True)
 
 
-# Calibration
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_calibrating_gives_exactly_the_high_precision_output(name):
-    module, x = linear(), data().requires_grad_()
-    with te.autocast(enabled=False, calibrating=True, recipe=RECIPES[name]()):
-        y = module(x)
-    assert torch.equal(y, high_precision(module, x))
-    assert module.fp8_calibration
-    assert not module.fp8
-    y.sum().backward()
-    assert torch.equal(module.weight.grad, torch.ones(16, 32).t() @ x)
-
-
-def test_calibrating_records_the_largest_magnitude():
-    module = linear()
-    x = torch.full((16, 32), -5.0)
-    x[0, 0] = 0.1
-    with te.autocast(enabled=False, calibrating=True, recipe=RECIPES["delayed"]()):
-        module(x)
-        module(torch.ones(16, 32))
-    assert running(module) == [5.0, module.weight.abs().max().item(), 0.0]
-    assert module.fp8_meta["scaling_fwd"].scale.tolist() == [1.0] * 3
-
-
-def test_the_next_enabled_blocks_update_takes_calibration_up():
-    module = linear()
-    for _ in range(2):
-        with te.autocast(enabled=False, calibrating=True, recipe=RECIPES["delayed"]()):
-            module(torch.full((16, 32), -5.0))
-    with te.autocast(recipe=RECIPES["delayed"]()):
-        module(torch.full((16, 32), 0.5))
-    assert newest(module)[0] == 5.0
-    assert module.fp8_meta["scaling_fwd"].scale[0].item() == np.float32(448) / np.float32(5)
-    with te.autocast(recipe=RECIPES["delayed"]()):
-        module(torch.full((16, 32), 0.5))
-    assert module.fp8_meta["scaling_fwd"].amax_history[-2:, 0].tolist() == [5.0, 0.5]
-
-
-def test_enabled_wins_over_calibrating():
-    module, x = linear(), data()
-    with te.autocast(enabled=True, calibrating=True, recipe=Float8CurrentScaling()):
-        assert not MANAGER.is_fp8_calibration()
-        y = module(x)
-    assert not torch.equal(y, high_precision(module, x))
-
-
-def test_calibration_is_saved_with_the_module():
-    module = linear()
-    with te.autocast(enabled=False, calibrating=True, recipe=RECIPES["delayed"]()):
-        module(torch.full((16, 32), -5.0))
-    again = linear()
-    again.load_state_dict(module.state_dict())
-    assert running(again)[0] == 5.0
-
-
-# Recipes side by side
-
-
 def test_recipes_in_one_region_each_follow_their_own_rule():
     recipes = [
         DelayedScaling(amax_history_len=4, amax_compute_algo="max"),
@@ -329,97 +234,3 @@ def test_recipes_that_differ_in_the_algorithm_only_share_no_state_whatever_the_o
                 modules[name](torch.full((16, 32), value))
     scales = {name: modules[name].fp8_meta["scaling_fwd"].scale[0].item() for name in algorithms}
     assert scales == {"max": 56.0, "most_recent": 224.0}
-
-
-# Threads
-
-
-def in_threads(*works: Callable[[], None]) -> None:
-    errors: list[BaseException] = []
-
-    def guarded(work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 - handed to the test's own thread
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    if errors:
-        raise errors[0]
-
-
-def test_a_thread_starts_outside_of_the_autocast_that_started_it():
-    seen = []
-    with te.autocast():
-        in_threads(lambda: seen.append(MANAGER.is_fp8_enabled()))
-    assert seen == [False]
-
-
-def test_threads_with_different_recipes_do_not_disturb_each_other():
-    barrier = threading.Barrier(3, timeout=20)
-    alone: dict[str, list[torch.Tensor]] = {}
-    together: dict[str, list[torch.Tensor]] = {}
-    recipes = {
-        "max": lambda: DelayedScaling(amax_history_len=4),
-        "newest": lambda: DelayedScaling(amax_history_len=4, amax_compute_algo="most_recent", margin=1),
-        "current": Float8CurrentScaling,
-    }
-    torch.manual_seed(0)
-    states = {name: linear().state_dict() for name in recipes}
-    xs = {name: [data(2.0**step) for step in range(6)] for name in recipes}
-
-    def train(name: str, results: dict[str, list[torch.Tensor]], wait: Callable[[], object]) -> None:
-        module = linear()
-        module.load_state_dict(states[name])
-        outputs = []
-        for x in xs[name]:
-            wait()
-            with te.autocast(recipe=recipes[name]()):
-                wait()
-                y = module(x)
-                wait()
-            wait()
-            y.square().sum().backward()
-            outputs += [y.detach(), module.weight.grad.clone()]
-        results[name] = [*outputs, module.state_dict()["_extra_state"]]
-
-    for name in recipes:
-        train(name, alone, lambda: None)
-    in_threads(*(lambda name=name: train(name, together, barrier.wait) for name in recipes))
-    for name in recipes:
-        assert all(torch.equal(one, other) for one, other in zip(alone[name], together[name], strict=True)), name
-
-
-def test_the_backward_of_another_threads_graph_updates_that_graphs_modules():
-    module, other = linear(), linear()
-    graphs = []
-
-    def forward() -> None:
-        with te.autocast(recipe=RECIPES["delayed"]()):
-            graphs.append(module(torch.ones(16, 32)))
-
-    in_threads(forward)
-    with te.autocast(recipe=RECIPES["delayed"]()):
-        mine = other(torch.ones(16, 32))
-    graphs[0].backward(torch.full((16, 32), 3.0))
-    assert module.fp8_meta["scaling_bwd"].amax_history[-1].tolist() == [3.0, 0.0]
-    assert not other.fp8_meta["scaling_bwd"].amax_history.any()
-    mine.backward(torch.full((16, 32), 2.0))
-    assert other.fp8_meta["scaling_bwd"].amax_history[-1].tolist() == [2.0, 0.0]
-
-
-def test_two_threads_use_one_object_in_turn_but_not_at_once():
-    autocast = te.autocast(recipe=Float8CurrentScaling())
-    with autocast, pytest.raises(StateError, match="already entered"):
-        in_threads(autocast.__enter__)
-
-    def use() -> None:
-        with autocast:
-            assert MANAGER.is_fp8_enabled()
-
-    in_threads(use)
-    use()
