@@ -118,38 +118,48 @@ TE_DEVICE void put_column_maxima(const Patch<T>& patch, const Place& place, Bloc
     put_eight(maxima.down[place.row_group], place.col_group * kPatch, largest);
 }
 
-// Maxima to scales, in place, and the scale_invs to the tensor's grids. A scale to every thread and step: first those
-// of the columnwise blocks, then those of the rowwise ones.
+// Maxima to scales, in place, and the scale_invs to the tensor's grid: of columnwise blocks, whose number in the tile
+// is `item`.
 template <class Scales, class F>
-TE_DEVICE void find_block_scales(BlockMaxima& maxima, const Place& place, int64_t rows, int64_t cols,
+TE_DEVICE void find_column_scale(BlockMaxima& maxima, const Place& place, int64_t rows, int64_t cols, int item,
                                  const BlockTarget<typename Scales::ScaleInv>& target) {
     constexpr int kGroups = Scales::kPatchesOfBlock;
-    constexpr int kScales = kPatchesAcross / kGroups * kTile;  // of the tile, in one direction
+    const int column = item % kTile;
+    const int first_group = item / kTile * kGroups;
+    uint32_t largest = 0;
 #pragma unroll
-    for (int step = 0; step < 2 * kScales; step += kThreads) {
-        const int item = (step + thread_index()) % kScales;
-        const bool is_row = step + thread_index() >= kScales;
-        const int position = item % kTile;  // the column, or the row
-        const int first_group = item / kTile * kGroups;
-        if (is_row ? target.rowwise == nullptr : target.columnwise == nullptr) continue;
-        uint32_t largest = 0;
+    for (int k = 0; k < kGroups; ++k) largest = larger(largest, word_of(maxima.down[first_group + k], column));
+    typename Scales::ScaleInv scale_inv;
+    word_of(maxima.down[first_group], column) = bits_of(Scales::template scale<F>(largest, target.rule, scale_inv));
+    const int64_t row = place.first_row() + first_group * kPatch, col = place.first_col() + column;
+    if (row < rows && col < cols) target.columnwise_scales.put(row / (kPatch * kGroups), col, scale_inv);
+}
+
+// Of the rowwise block in row `row` of the tile, which is as long as the tile.
+template <class Scales, class F>
+TE_DEVICE void find_row_scale(BlockMaxima& maxima, const Place& place, int64_t rows, int row,
+                              const BlockTarget<typename Scales::ScaleInv>& target) {
+    uint32_t largest = 0;
 #pragma unroll
-        for (int group = first_group; group < first_group + kGroups; ++group) {
-            largest = larger(largest, is_row ? word_of(maxima.across[group], rotated(group, position))
-                                             : word_of(maxima.down[group], position));
-        }
+    for (int k = 0; k < kPatchesAcross; ++k) largest = larger(largest, word_of(maxima.across[k], rotated(k, row)));
+    typename Scales::ScaleInv scale_inv;
+    word_of(maxima.across[0], row) = bits_of(Scales::template scale<F>(largest, target.rule, scale_inv));
+    const int64_t at = place.first_row() + row;
+    if (at < rows) target.rowwise_scales.put(at, place.first_col() / kTile, scale_inv);
+}
+
+// Blocks of 32: a row's block lies in four neighbouring threads, and the four scale bytes of a row go out together.
+template <class Scales, class F, class T>
+TE_DEVICE void find_short_row_scales(const Patch<T>& patch, const Place& place, float (&scales)[kPatch],
+                                     const BlockTarget<typename Scales::ScaleInv>& target) {
+#pragma unroll
+    for (int k = 0; k < kPatch; ++k) {
+        Absmax<T> running;
+        running.take(patch.rows[k]);
         typename Scales::ScaleInv scale_inv;
-        const uint32_t scale = bits_of(Scales::template scale<F>(largest, target.rule, scale_inv));
-        const int64_t along = first_group * kPatch;
-        const int64_t row = place.first_row() + (is_row ? position : along);
-        const int64_t col = place.first_col() + (is_row ? along : position);
-        const bool inside = row < rows && col < cols;
-        if (is_row) {
-            word_of(maxima.across[first_group], rotated(first_group, position)) = scale;
-            if (inside) target.rowwise_scales.put(row, col / (kPatch * kGroups), scale_inv);
-        } else {
-            word_of(maxima.down[first_group], position) = scale;
-            if (inside) target.columnwise_scales.put(row / (kPatch * kGroups), col, scale_inv);
+        scales[k] = Scales::template scale<F>(four_lanes_max(running.bits()), target.rule, scale_inv);
+        if (place.col_group % 4 == 0 && k < place.rows_left && place.cols_left > 0) {
+            target.rowwise_scales.put(place.row + k, place.col / 32, scale_inv);
         }
     }
 }
@@ -181,20 +191,31 @@ template <class Scales, class T, class F, bool kAligned>
 TE_KERNEL cast_vector_blocks(const typename T::Storage* __restrict__ input, int64_t rows, int64_t cols,
                              BlockTarget<typename Scales::ScaleInv> target) {
     TE_SHARED(BlockShared, shared);
+    constexpr bool kLong = Scales::kPatchesOfBlock == kPatchesAcross;
+    constexpr int kColumnScales = kPatchesAcross / Scales::kPatchesOfBlock * kTile;
     const Place place(block_index(), rows, cols);
     const Patch<T> patch = load_patch<T, kAligned>(input, place, cols);
-    if (target.rowwise != nullptr) put_row_maxima(patch, place, shared.maxima);
-    if (target.columnwise != nullptr) put_column_maxima(patch, place, shared.maxima);
+    const bool rowwise = target.rowwise != nullptr, columnwise = target.columnwise != nullptr;
+    float row_scales[kPatch];
+    if (rowwise && kLong) put_row_maxima(patch, place, shared.maxima);
+    if (rowwise && !kLong) find_short_row_scales<Scales, F>(patch, place, row_scales, target);
+    if (columnwise) put_column_maxima(patch, place, shared.maxima);
     TE_SYNC();
-    find_block_scales<Scales, F>(shared.maxima, place, rows, cols, target);
-    TE_SYNC();
-    float scales[kPatch];
-    if (target.rowwise != nullptr) {
-        const int group = place.col_group / Scales::kPatchesOfBlock * Scales::kPatchesOfBlock;
-        get_eight(shared.maxima.across[group], rotated(group, place.row_group * kPatch), scales);
-        cast_rows<F, kAligned>(patch, place, cols, scales, target.rowwise, target.encoder);
+    // Long blocks: one half of the threads finds the scales of the columns, the other half those of the rows.
+    const int thread = thread_index();
+    for (int i = thread; columnwise && i < kColumnScales; i += kThreads) {
+        find_column_scale<Scales, F>(shared.maxima, place, rows, cols, i, target);
     }
-    if (target.columnwise != nullptr) {
+    if (rowwise && kLong && thread >= kTile) {
+        find_row_scale<Scales, F>(shared.maxima, place, rows, thread - kTile, target);
+    }
+    TE_SYNC();
+    if (rowwise) {
+        if (kLong) get_eight(shared.maxima.across[0], place.row_group * kPatch, row_scales);
+        cast_rows<F, kAligned>(patch, place, cols, row_scales, target.rowwise, target.encoder);
+    }
+    if (columnwise) {
+        float scales[kPatch];
         const int group = place.row_group / Scales::kPatchesOfBlock * Scales::kPatchesOfBlock;
         get_eight(shared.maxima.down[group], place.col_group * kPatch, scales);
         Vector8 codes[kPatch];
