@@ -114,7 +114,7 @@ def __getattr__(name: str) -> object:
             f"te_hal.modules.{name}",
             got="a name that is not built yet",
             accepted=", ".join(__all__),
-            todo="see README.md for what is planned",
+            todo="docs/parity.md lists what is here and what is not yet",
         )
     msg = f"module 'te_hal.modules' has no attribute {name!r}"
     raise AttributeError(msg)

@@ -17,7 +17,7 @@ CONTEXT = 64
 
 MODELS = ("mlp",)
 _LATER_MODELS = {"gpt": 'it comes with "Transformer modules and the GPT main job"'}
-_LATER_RECIPES = dict.fromkeys(("block", "mxfp8", "nvfp4", "custom"), "see the support table in README.md")
+_LATER_RECIPES = dict.fromkeys(("block", "mxfp8", "nvfp4", "custom"), "docs/parity.md lists the recipes that are here")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ def __getattr__(name: str) -> object:
             f"te_hal.recipe.{name}",
             got="a recipe that is not built yet",
             accepted="DelayedScaling, Float8CurrentScaling",
-            todo="see the support table in README.md for what is planned",
+            todo="docs/parity.md lists what is here; choose one of those",
         )
     msg = f"module 'te_hal.recipe' has no attribute {name!r}"
     raise AttributeError(msg)
