@@ -52,7 +52,7 @@ TE_DEVICE uint32_t roll_column(const DelayedGroup& group, int64_t column, uint32
             above = row + 1 < group.length ? bits_of(group.history[(row + 1) * group.count + column]) : newest;
             largest = larger(largest, as_ordered(above));
         }
-        TE_SYNC();  // a row is overwritten after the thread before it has read it
+        TE_SYNC();  // a row is overwritten after all have read theirs, row 0 included
         if (row < group.length) group.history[row * group.count + column] = row == 0 ? 0.0f : float_of(above);
     }
     return from_ordered(block_max(largest, partials));
@@ -76,7 +76,6 @@ TE_KERNEL update_delayed_columns(DelayedGroups all, bool most_recent) {
         newest = bits_of(group.reduced_amax[column]);
     }
     if (!is_zero_bits(newest)) {  // the same for the whole block
-        TE_SYNC();                // row 0 has been read by all before it is overwritten
         const uint32_t largest = roll_column(group, column, newest, shared.partials);
         if (thread_index() == 0) renew_scale(group, column, most_recent ? newest : largest);
     }

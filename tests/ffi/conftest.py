@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import native_stub
 import pytest
 import torch
+from emulator_orders import ORDERS
 from native_table import Library
 
 from te_hal.ffi.build import build
@@ -14,9 +15,6 @@ from te_hal.ffi.build import build
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-#: (threads of the host, wave, seed): in sequence, and two random orders, one of them with waves of 128.
-ORDERS = {"in_sequence": (2, 32, -1), "random_wave_32": (2, 32, 1), "random_wave_128": (1, 128, 2)}
 
 
 @pytest.fixture(scope="session", autouse=True)
