@@ -32,6 +32,11 @@ class Launch(NamedTuple):
     result: Any
 
 
+def _bias_grad(grad_output: torch.Tensor, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A kernel for an optional op, which would be composed otherwise and leave no trace."""
+    return grad_output.float().sum(0).to(out_dtype or grad_output.dtype)
+
+
 class Counting:
     """Builds and registers the backend; ``launches`` fills up.
 
@@ -54,7 +59,7 @@ class Counting:
         self.questions: list[Call] = []
         self.reads, self.order, self.says = reads, order, says
         kernels = te_hal.dispatch.backend_for(torch.device("cpu")).kernels
-        made = {op: self._recorded(op, kernel) for op, kernel in kernels.items()}
+        made = {op: self._recorded(op, kernel) for op, kernel in {**kernels, "bias_grad": _bias_grad}.items()}
         gemm_copies = {} if reads is None else {"gemm_copies": lambda layout, _format, _mode: reads[layout]}
         te_hal.dispatch.register_backend(
             Backend(
@@ -90,7 +95,12 @@ class Counting:
         return launch
 
     def _as_read(self, layout: str, a: Any, b: Any) -> tuple[Any, Any]:
-        """The operands with nothing but the copies this gemm reads, so that reading another one fails."""
+        """The operands with nothing but the copies this gemm reads, so that reading another one fails.
+
+        What is launched must be what the backend was asked about.
+        """
+        asked = {(q.flags["layout"], q.kinds["a"], q.kinds["b"]) for q in self.questions if q.op == "gemm"}
+        assert (layout, *(getattr(x, "kind", x.dtype) for x in (a, b))) in asked
         if self.reads is None:
             return a, b
         return self._only(a, self.reads[layout].a), self._only(b, self.reads[layout].b)
