@@ -58,6 +58,10 @@ class Microbatches:
     def __init__(self) -> None:
         self._waiting: weakref.ref[FirstMicrobatch] | None = None
 
+    def __reduce__(self) -> tuple[type[Microbatches], tuple[()]]:
+        """A copied or pickled layer has no graph that waits."""
+        return Microbatches, ()
+
     def note(self, is_first_microbatch: bool | None) -> FirstMicrobatch | None:
         """What the wgrad of a forward with this flag belongs to."""
         if is_first_microbatch is None:

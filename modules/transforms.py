@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
 
@@ -37,9 +37,6 @@ def run_eagerly(function: Callable[_P, _R]) -> Callable[_P, _R]:
         disabled.append(torch.compiler.disable(function))  # type: ignore[no-untyped-call]
         return disabled[0](*args, **kwargs)
 
-    # What torch.compiler.disable sets on its result: the compiler leaves the call out instead of tracing into it.
-    marked: Any = wrapper
-    marked._torchdynamo_disable = True  # noqa: SLF001
     return wrapper
 
 

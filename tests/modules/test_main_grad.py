@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import closeness
 import pytest
 import torch
@@ -115,6 +118,18 @@ def test_a_backward_run_twice_overwrites_then_adds():
     y.backward(gy, retain_graph=True)
     y.backward(gy)
     assert near(module.weight.main_grad, 2 * exact_wgrad(x, gy))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_a_copied_layer_has_no_first_microbatch_that_waits(copied):
+    module, data = fused(), batches(2)
+    y = module(data[0][0], is_first_microbatch=True)
+    twin = copied(module)
+    twin.weight.main_grad = torch.full((48, 32), STARTS_AT)
+    twin(data[1][0], is_first_microbatch=False).backward(data[1][1])
+    y.backward(data[0][1])
+    assert near(twin.weight.main_grad, exact_wgrad(*data[1]) + STARTS_AT)
+    assert near(module.weight.main_grad, exact_wgrad(*data[0]))
 
 
 @pytest.mark.parametrize("flag", [None, True, False])
