@@ -73,10 +73,17 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint in `path`, which is left as it is.
 
     Raises:
-        CheckpointError: not such a file, of another version, cut short, or altered.
-        OSError: it cannot be read.
+        CheckpointError: cannot be read, not such a file, of another version, cut short, or altered.
     """
-    content = path.read_bytes()
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(
+            str(path),
+            got=f"a file that cannot be read ({error.strerror})",
+            accepted=_INTACT,
+            todo="make it readable, or start anew in another --out",
+        ) from None
     header, payload = _split(path, content)
     if len(payload) < header["payload_bytes"]:
         raise _refused(path, f"a file cut short: {len(payload)} of {header['payload_bytes']} payload bytes")

@@ -43,5 +43,4 @@ def compare(
         check_count("--checkpoint-every", checkpoint_every)
         check_count("--stop-after", 1 if stop_after is None else stop_after)
         session = Session(config, backend=backend, data=data, out=out, resume=resume)
-        exit_code = session.run(save_every=checkpoint_every, stop_after=stop_after)
-    raise typer.Exit(exit_code)
+    raise typer.Exit(session.run(save_every=checkpoint_every, stop_after=stop_after))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from te_hal.cli.folder import OutFolder
     from te_hal.cli.place import Place
     from te_hal.cli.progress import Reporter
+    from te_hal.cli.results import Memory
     from te_hal.cli.text import Text
 
 
@@ -32,14 +33,16 @@ class Comparison:
 
     Attributes:
         save_error: why the newest checkpoint could not be written, or None.
+        saved_after: what the checkpoint in the folder holds, such as "step 100 of delayed"; None before the first.
     """
 
     def __init__(self, config: CompareConfig, place: Place, text: Text, folder: OutFolder) -> None:
         self._config, self._place, self._text, self._folder = config, place, text, folder
         self._finished: list[dict[str, Any]] = []
         self._run: Run | None = None
-        self._resumed = False
+        self._memory: dict[str, Memory] = {}
         self.save_error: OSError | None = None
+        self.saved_after: str | None = None
 
     @property
     def results(self) -> list[RunResult]:
@@ -71,8 +74,7 @@ class Comparison:
             What differs from the machine that wrote it, a sentence each; bit-exact continuation needs none.
 
         Raises:
-            CheckpointError: damaged, or of another configuration.
-            OSError: it cannot be read.
+            CheckpointError: unreadable, damaged, or of another configuration.
         """
         path = self._folder.checkpoint
         checkpoint = read_checkpoint(path)
@@ -82,7 +84,7 @@ class Comparison:
         if current is not None:
             self._run = self._new_run(current["result"]["name"])
             self._run.load_state_dict(current)
-        self._resumed = True
+        self.saved_after = self._position()
         machine = self._place.machine()
         return [
             f"{name} was {old}, is {machine.get(name)}: the numbers may differ in the last bits"
@@ -90,20 +92,32 @@ class Comparison:
             if machine.get(name) != old
         ]
 
+    def measure(self) -> None:
+        """Do two steps of each run that is left, on a copy, for the memory that they need.
+
+        Of all runs before the first is trained: a recipe that the backend cannot run is found before an hour of
+        training.
+
+        Raises:
+            UnsupportedError: the backend lacks a recipe.
+        """
+        for name in self._names_left():
+            self._memory[name] = measure_memory(precision(name), self._config, self._text, self._place.device)
+
     def train(self, reporter: Reporter, stop: Callable[[], bool], save_every: int) -> None:
         """Do the steps that are left, or those until `stop` answers yes; then save.
+
+        An error in a step comes out as it is. Results then hold the steps done; the checkpoint stays the one before,
+        because what a step has changed when it fails is no state to go on from.
 
         Args:
             reporter: is told of each step.
             stop: asked after each step.
             save_every: steps between two checkpoints of a run.
         """
-        names = run_names(self._config.recipes)[len(self._finished) :]
-        # For all runs first: a recipe that the backend cannot run is found before an hour of training.
-        memory = {name: measure_memory(precision(name), self._config, self._text, self._place.device) for name in names}
-        for name in names:
+        for name in self._names_left():
             run = self._run = self._run or self._new_run(name)
-            run.result.memory = memory[name]
+            run.result.memory = self._memory[name]
             reporter.start(run.result)
             while not run.result.finished:
                 run.step()
@@ -119,6 +133,13 @@ class Comparison:
             self._run = None
             self._save(reporter)
 
+    def _names_left(self) -> tuple[str, ...]:
+        return run_names(self._config.recipes)[len(self._finished) :]
+
+    def _position(self) -> str:
+        newest = self.results[-1]
+        return f"step {newest.steps} of {newest.name}"
+
     def _new_run(self, name: str) -> Run:
         return Run(precision(name), self._config, self._text, self._place.device)
 
@@ -127,11 +148,11 @@ class Comparison:
         state = {"finished": self._finished, "current": self._run.state_dict() if self._run else None}
         path = self._folder.checkpoint
         try:
-            if not self._resumed and path.exists():
+            if self.saved_after is None and path.exists():
                 path.replace(self._folder.earlier_checkpoint)
                 reporter.note(f"kept the checkpoint of an earlier comparison as {self._folder.earlier_checkpoint}")
-            self._resumed = True
             write_checkpoint(path, Checkpoint(self.identity(), self._place.machine(), state))
+            self.saved_after = self._position()
             self.save_error = None
         except OSError as error:
             self.save_error = error

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+import typer
 from rich.console import Console
 
 from te_hal.cli.comparison import Comparison
 from te_hal.cli.config import CONTEXT, CompareConfig
-from te_hal.cli.failure import FAILED, fail
+from te_hal.cli.failure import FAILED, STEP_FAILURES, fail, wrong_input_ends
 from te_hal.cli.folder import open_folder
-from te_hal.cli.interrupt import StopRequest, stop_on_signal
+from te_hal.cli.interrupt import stop_on_signal
 from te_hal.cli.place import find_place
 from te_hal.cli.plot import write_plot
 from te_hal.cli.precision import run_names
@@ -60,11 +61,14 @@ class Session:
             stop_after: steps of this call, or None for all.
 
         Returns:
-            The exit code: 0, or 128 plus the signal that ended it.
+            The exit code: 0, 128 plus the signal that ended it, or 1 if a step failed.
+
+        Raises:
+            typer.Exit: nothing was trained, or a file could not be written.
         """
         console = Console()
         console.print(self._introduction(), highlight=False, markup=False, soft_wrap=True)
-        request = self._train(save_every, stop_after)
+        exit_code = self._train(save_every, stop_after)
         place, comparison = self._place, self._comparison
         summary = Summary(
             identity=comparison.identity(),
@@ -77,10 +81,11 @@ class Session:
         print_report(console, summary)
         self._write_files(console, summary)
         if not comparison.finished:
-            console.print("not finished; the same command with --resume goes on", highlight=False)
-        return request.exit_code
+            where = f"goes on after {comparison.saved_after}" if comparison.saved_after else "has nothing to go on from"
+            console.print(f"not finished; the same command with --resume {where}", highlight=False)
+        return exit_code
 
-    def _train(self, save_every: int, stop_after: int | None) -> StopRequest:
+    def _train(self, save_every: int, stop_after: int | None) -> int:
         reporter = make_reporter(self._screen, self._config.batch)
         steps_done = 0
 
@@ -95,10 +100,26 @@ class Session:
                     steps_done += 1
                     return bool(request) or steps_done == stop_after
 
+                with wrong_input_ends():
+                    self._comparison.measure()
                 self._comparison.train(reporter, stop, save_every)
+        except typer.Exit:
+            raise
+        except STEP_FAILURES as error:
+            self._tell_failure(error)
+            return FAILED
         finally:
             reporter.close()
-        return request
+        return request.exit_code
+
+    def _tell_failure(self, error: BaseException) -> None:
+        """Say where training ended; without any result there is nothing to report, and the command ends here."""
+        results = self._comparison.results
+        if not results:
+            fail(f"te-hal compare: failed before the first step: {error}", FAILED)
+        newest = results[-1]
+        place = f"{newest.name} failed after {newest.steps} of {newest.steps_planned} steps"
+        print(f"te-hal compare: {place}: {error}", file=sys.stderr)
 
     def _write_files(self, console: Console, summary: Summary) -> None:
         folder = self._folder
@@ -109,7 +130,8 @@ class Session:
             fail(f"te-hal compare: cannot write to {folder.path}: {error.strerror}", FAILED)
         if self._comparison.save_error is not None:
             fail(f"te-hal compare: cannot write {folder.checkpoint}: {self._comparison.save_error.strerror}", FAILED)
-        files = ", ".join(path.name for path in (folder.record, folder.plot, folder.checkpoint))
+        written = [folder.record, folder.plot, *([folder.checkpoint] if self._comparison.saved_after else [])]
+        files = ", ".join(path.name for path in written)
         console.print(f"{folder.path}: {files}", highlight=False, markup=False, soft_wrap=True)
 
     def _introduction(self) -> str:

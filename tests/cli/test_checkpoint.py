@@ -67,6 +67,11 @@ def test_bytes_after_the_end_are_refused(path):
         read_checkpoint(path)
 
 
+def test_a_file_that_cannot_be_read_is_refused_with_the_reason(tmp_path):
+    with pytest.raises(CheckpointError, match=r"cannot be read \(Is a directory\); accepted: a checkpoint"):
+        read_checkpoint(tmp_path)
+
+
 def test_a_failed_write_keeps_the_old_file(path, monkeypatch):
     before = path.read_bytes()
 

@@ -1,11 +1,13 @@
 """`te-hal compare` from options to files."""
 
+import errno
 import io
 import math
 import os
 import re
 import sys
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
 import torch
@@ -138,13 +140,18 @@ def test_an_out_that_cannot_be_a_folder_is_found_before_training(command_line, t
     assert file.read_text() == "something else"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_an_out_that_is_read_only_is_found_before_training(command_line, tmp_path):
-    folder = tmp_path / "locked"
-    folder.mkdir(mode=0o500)
-    result = command_line.compare("--out", str(folder))
+def test_an_out_that_is_read_only_is_found_before_training(command_line, tmp_path, monkeypatch):
+    """The refusal is made up, because root may write everywhere."""
+
+    def locked(path, _content):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", locked)
+    result = command_line.compare("--out", str(tmp_path / "locked"))
     assert result.exit_code == 2
-    assert "Permission denied" in result.stderr
+    assert result.stdout == ""
+    assert f"--out: got {tmp_path / 'locked'} (Permission denied)" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_no_training(command_line, monkeypatch):

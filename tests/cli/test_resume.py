@@ -1,13 +1,17 @@
 """A comparison that was stopped goes on in a new process as if it had not been, or is refused."""
 
 import dataclasses
+import errno
 import json
+import os
 import re
 import signal
+from pathlib import Path
 
 import pytest
 
 import te_hal
+from te_hal.cli.text import load_text
 from te_hal.dispatch import register_backend
 
 SERIES = ("loss", "gradient_norm", "learning_rate", "held_out")
@@ -92,6 +96,18 @@ def test_a_damaged_checkpoint_is_refused_and_kept(stopped, damage):
     assert ("cut short" if damage == "truncated" else "altered") in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert path.read_bytes() == content
+
+
+def test_a_checkpoint_that_cannot_be_read_is_refused_in_one_message(stopped, monkeypatch):
+    def unreadable(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", unreadable)
+    monkeypatch.setattr("te_hal.cli.session.load_text", lambda _path, context: load_text(None, context))
+    result = stopped.compare("--resume")
+    assert result.exit_code == 2
+    assert f"{stopped.out / 'compare.ckpt'}: got a file that cannot be read (Input/output error)" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_another_machine_is_told_but_not_refused(stopped, monkeypatch):
