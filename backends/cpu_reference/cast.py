@@ -8,10 +8,10 @@ import torch
 
 from te_hal.backends.cpu_reference.amax import accumulate, amax_of_extremes
 from te_hal.backends.cpu_reference.chunks import as_rows, row_spans
-from te_hal.backends.cpu_reference.decode import copy_to_read, decode
+from te_hal.backends.cpu_reference.decode import decode
 from te_hal.schema.errors import ArgumentError
 from te_hal.schema.formats import ColumnwiseOrder, ScalingMode, element_format
-from te_hal.schema.storage import QuantizedStorage
+from te_hal.schema.storage import QuantizedStorage, StorageKind
 
 if TYPE_CHECKING:
     from te_hal.schema.formats import ElementFormat
@@ -50,7 +50,10 @@ def quantize(
     if scale is None:
         raise ArgumentError("quantize: scale", got="None", accepted="an fp32 tensor", todo="compute_scale gives one")
     if out is None:
-        out = _empty_storage(input, element_format(dtype), mode, rowwise, columnwise, columnwise_order)
+        kind = StorageKind.of(
+            element_format(dtype), mode, rowwise=rowwise, columnwise=columnwise, order=columnwise_order
+        )
+        out = QuantizedStorage.empty(kind, tuple(input.shape), input.dtype, input.device)
     scale = scale.view(1)
     scale_inv = torch.ones_like(scale) / scale
     extremes = _cast_rows(input.detach(), scale, out, record=amax is not None)
@@ -60,30 +63,6 @@ def quantize(
         if target is not None:
             target.copy_(scale_inv)
     return out
-
-
-def _empty_storage(
-    input: torch.Tensor,
-    format: ElementFormat,
-    mode: ScalingMode,
-    rowwise: bool,
-    columnwise: bool,
-    order: ColumnwiseOrder,
-) -> QuantizedStorage:
-    shape = tuple(input.shape)
-    transposed = shape[-1:] + shape[:-1] if order == ColumnwiseOrder.TRANSPOSED else shape
-    scale_inv = torch.empty(1, dtype=torch.float32, device=input.device)
-    return QuantizedStorage(
-        format=format,
-        mode=ScalingMode(mode),
-        shape=shape,
-        dtype=input.dtype,
-        rowwise_data=torch.empty(shape, dtype=torch.uint8, device=input.device) if rowwise else None,
-        rowwise_scale_inv=scale_inv if rowwise else None,
-        columnwise_data=torch.empty(transposed, dtype=torch.uint8, device=input.device) if columnwise else None,
-        columnwise_scale_inv=scale_inv if columnwise else None,
-        columnwise_order=ColumnwiseOrder(order),
-    )
 
 
 def _cast_rows(
@@ -147,8 +126,8 @@ def dequantize(input: QuantizedStorage, *, out_dtype: torch.dtype | None = None)
     Returns:
         A new contiguous tensor of the storage's shape.
     """
-    codes, scale_inv = copy_to_read(input)
-    if input.rowwise_data is None and input.columnwise_order == ColumnwiseOrder.TRANSPOSED and codes.dim() > 1:
+    codes, scale_inv, transposed = input.copy_to_read()
+    if transposed:
         codes = codes.movedim(0, -1).contiguous()
     output = torch.empty(input.shape, dtype=out_dtype or input.dtype, device=input.device)
     rows, values = as_rows(codes), as_rows(output)

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from te_hal.schema.errors import StateError
 from te_hal.schema.formats import E5M2
 
 if TYPE_CHECKING:
     from te_hal.schema.formats import ElementFormat
-    from te_hal.schema.storage import QuantizedStorage
 
 #: What torch's own conversion on the CPU does with vector instructions: 16.8 million codes in 3 to 4 ms on 2 threads.
 #: The others it takes one by one, in 17 (E5M2 to bf16) to 40 ms (E4M3); looking pairs up takes 6 to 9.
@@ -45,17 +43,6 @@ def decode(
     else:
         out.copy_(codes.view(format.dtype))
     return out
-
-
-def copy_to_read(storage: QuantizedStorage) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and ``scale_inv`` of the rowwise copy where there is one, else of the columnwise copy."""
-    row, row_scale_inv, column, column_scale_inv = storage.tensors()
-    codes, scale_inv = (column, column_scale_inv) if row is None else (row, row_scale_inv)
-    if codes is None or scale_inv is None:
-        raise StateError(
-            "cpu_reference", got=f"{storage!r} without codes or scale_inv", accepted="both", todo="quantize it again"
-        )
-    return codes, scale_inv
 
 
 def _look_up(codes: torch.Tensor, out: torch.Tensor, format: ElementFormat) -> None:

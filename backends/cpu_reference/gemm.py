@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from te_hal.backends.cpu_reference.decode import decode
-from te_hal.schema.formats import FLOAT32_MAX, ColumnwiseOrder
+from te_hal.schema.formats import FLOAT32_MAX
 from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
@@ -113,20 +113,9 @@ def _plain(x: Operand, dtype: torch.dtype) -> torch.Tensor:
     """The operand's values without its scale, in a dtype that holds them exactly."""
     if isinstance(x, torch.Tensor):
         return x.detach().to(dtype)
-    codes, _ = _copy_read(x)
+    codes, _, transposed = x.copy_to_read()
     values = decode(codes, x.format, dtype)
-    transposed = x.rowwise_data is None and x.columnwise_order == ColumnwiseOrder.TRANSPOSED
     return values.t() if transposed else values
-
-
-def _copy_read(x: QuantizedStorage) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and scale_inv of the copy that is read: rowwise where there is one."""
-    row, row_scale_inv, column, column_scale_inv = x.tensors()
-    if row is not None and row_scale_inv is not None:
-        return row, row_scale_inv
-    assert column is not None  # noqa: S101 - a storage has at least one copy
-    assert column_scale_inv is not None  # noqa: S101 - every copy has its factor
-    return column, column_scale_inv
 
 
 def _scale_factors(a: Operand, b: Operand) -> list[float]:
@@ -136,7 +125,7 @@ def _scale_factors(a: Operand, b: Operand) -> list[float]:
     it leaves the normal range of fp32: then they are applied one after the other, larger first, so that a sum of
     zero stays zero and a result within range is not lost on the way.
     """
-    scales = [_copy_read(x)[1].item() for x in (a, b) if isinstance(x, QuantizedStorage)]
+    scales = [x.copy_to_read()[1].item() for x in (a, b) if isinstance(x, QuantizedStorage)]
     if len(scales) == 2:  # noqa: PLR2004 - both operands are quantized
         together = scales[0] * scales[1]
         if _SMALLEST_NORMAL <= together <= FLOAT32_MAX:

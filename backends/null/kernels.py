@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from te_hal.schema.catalog import SCHEMAS
-from te_hal.schema.formats import ColumnwiseOrder, element_format
+from te_hal.schema.formats import element_format
 from te_hal.schema.op import REQUIRED, OpSchema, Output
 from te_hal.schema.shapes import output_dtype, output_shape
-from te_hal.schema.storage import QuantizedStorage
+from te_hal.schema.storage import QuantizedStorage, StorageKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -62,26 +62,14 @@ def _empty(schema: OpSchema, output: Output, arguments: Mapping[str, Any], devic
 def _empty_storage(
     shape: tuple[int, ...], dtype: torch.dtype, arguments: Mapping[str, Any], device: torch.device
 ) -> QuantizedStorage:
-    def codes(wanted: bool, of_shape: tuple[int, ...]) -> torch.Tensor | None:
-        return torch.empty(of_shape, dtype=torch.uint8, device=device) if wanted else None
-
-    def factor(wanted: bool) -> torch.Tensor | None:
-        return torch.empty(1, dtype=torch.float32, device=device) if wanted else None
-
-    rowwise, columnwise = arguments["rowwise"], arguments["columnwise"]
-    order = ColumnwiseOrder(arguments["columnwise_order"])
-    turned = (*shape[-1:], *shape[:-1]) if order == ColumnwiseOrder.TRANSPOSED else shape
-    return QuantizedStorage(
-        format=element_format(dtype),
-        mode=arguments["mode"],
-        shape=shape,
-        dtype=arguments["input"].dtype,
-        rowwise_data=codes(rowwise, shape),
-        rowwise_scale_inv=factor(rowwise),
-        columnwise_data=codes(columnwise, turned),
-        columnwise_scale_inv=factor(columnwise),
-        columnwise_order=order,
+    kind = StorageKind.of(
+        element_format(dtype),
+        arguments["mode"],
+        rowwise=arguments["rowwise"],
+        columnwise=arguments["columnwise"],
+        order=arguments["columnwise_order"],
     )
+    return QuantizedStorage.empty(kind, shape, arguments["input"].dtype, device)
 
 
 KERNELS: dict[str, Callable[..., Any]] = {name: _kernel(schema) for name, schema in SCHEMAS.items()}

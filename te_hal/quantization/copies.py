@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from te_hal.schema.errors import UnsupportedError
 from te_hal.schema.formats import ColumnwiseOrder, ScalingMode
-from te_hal.schema.storage import QuantizedStorage
-
-if TYPE_CHECKING:
-    import torch
+from te_hal.schema.storage import QuantizedStorage, StorageKind
 
 
 def with_copies(
@@ -32,30 +27,11 @@ def with_copies(
             accepted=f"rowwise={rowwise}, columnwise={columnwise}",
             todo="quantize again from the unquantized tensor",
         )
-    row = storage.rowwise_data if storage.rowwise_data is not None else _to_rowwise(storage)
-    scale_inv = storage.rowwise_scale_inv if storage.rowwise_scale_inv is not None else storage.columnwise_scale_inv
+    codes, scale_inv, transposed = storage.copy_to_read()
+    row = codes.movedim(0, -1).contiguous() if transposed else codes
     column = storage.columnwise_data if has_column else None
     if columnwise and column is None:
-        column = row if order == ColumnwiseOrder.SAME else _transpose(row)
-    return QuantizedStorage(
-        format=storage.format,
-        mode=storage.mode,
-        shape=storage.shape,
-        dtype=storage.dtype,
-        rowwise_data=row,
-        rowwise_scale_inv=scale_inv,
-        columnwise_data=column,
-        columnwise_scale_inv=scale_inv if column is not None else None,
-        columnwise_order=order,
-    )
-
-
-def _transpose(row: torch.Tensor) -> torch.Tensor:
-    return row.movedim(-1, 0).contiguous()
-
-
-def _to_rowwise(storage: QuantizedStorage) -> torch.Tensor:
-    column = storage.columnwise_data
-    if column is None or storage.columnwise_order == ColumnwiseOrder.SAME:
-        return column  # type: ignore[return-value] # a storage has at least one copy
-    return column.movedim(0, -1).contiguous()
+        column = row if order == ColumnwiseOrder.SAME else row.movedim(-1, 0).contiguous()
+    kind = StorageKind.of(storage.format, storage.mode, rowwise=True, columnwise=column is not None, order=order)
+    buffers = (row, scale_inv, column, None if column is None else scale_inv)
+    return QuantizedStorage.of_kind(kind, storage.shape, storage.dtype, storage.device, buffers)

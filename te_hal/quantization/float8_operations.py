@@ -8,13 +8,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 import te_hal.ops
-from te_hal.schema.formats import FLOATS, ColumnwiseOrder
-from te_hal.schema.storage import QuantizedStorage
+from te_hal.schema.formats import FLOATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from te_hal.quantization.float8_tensor import Float8Tensor
+    from te_hal.schema.storage import QuantizedStorage
 
 _aten = torch.ops.aten
 
@@ -98,28 +98,10 @@ def _clone(tensor: Float8Tensor, *, memory_format: torch.memory_format | None = 
 def _view(tensor: Float8Tensor, size: Sequence[int]) -> Any:  # noqa: ANN401
     """A view of the rowwise copy; a transposed one goes along where the last dimension stays."""
     storage = tensor.quantized_storage
-    row, row_scale, col, col_scale = storage.tensors()
-    if row is None:
+    if storage.rowwise_data is None:
         return NotImplemented
-    viewed = row.view(size)
-    if col is not None and storage.columnwise_order == ColumnwiseOrder.SAME:
-        col = col.view(size)
-    elif col is not None and viewed.shape[-1:] == storage.shape[-1:]:
-        col = col.view(viewed.shape[-1:] + viewed.shape[:-1])
-    else:
-        col, col_scale = None, None
-    made = QuantizedStorage(
-        format=storage.format,
-        mode=storage.mode,
-        shape=tuple(viewed.shape),
-        dtype=storage.dtype,
-        rowwise_data=viewed,
-        rowwise_scale_inv=row_scale,
-        columnwise_data=col,
-        columnwise_scale_inv=col_scale,
-        columnwise_order=storage.columnwise_order,
-    )
-    return _rewrapped(tensor, made)
+    viewed = storage.rowwise_data.view(size)  # errors of size and stride are torch's own
+    return _rewrapped(tensor, storage.view(tuple(viewed.shape)))
 
 
 def _to_copy(tensor: Float8Tensor, **kwargs: Any) -> Any:  # noqa: ANN401

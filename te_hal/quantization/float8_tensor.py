@@ -10,13 +10,14 @@ import torch
 import te_hal.ops
 from te_hal.quantization import float8_operations
 from te_hal.schema.errors import StateError
-from te_hal.schema.formats import E4M3, E5M2, ColumnwiseOrder, DType, ScalingMode
+from te_hal.schema.formats import FORMATS, ColumnwiseOrder, ScalingMode
 from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from te_hal.quantization.quantizer import Quantizer
+    from te_hal.schema.formats import DType
 
 
 class Float8Tensor(torch.Tensor):
@@ -81,12 +82,11 @@ class Float8Tensor(torch.Tensor):
 
     @property
     def _scale_inv(self) -> torch.Tensor | None:
-        storage = self.quantized_storage
-        return storage.columnwise_scale_inv if storage.rowwise_scale_inv is None else storage.rowwise_scale_inv
+        return self.quantized_storage.copy_to_read()[1]
 
     @property
     def _fp8_dtype(self) -> DType:
-        return DType.kFloat8E4M3 if self.quantized_storage.format.name == "E4M3" else DType.kFloat8E5M2
+        return self.quantized_storage.format.code
 
     def dequantize(self, *, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The plain values, in ``dtype`` or the nominal dtype; gradients pass straight through."""
@@ -210,7 +210,7 @@ def rebuild_float8_tensor(
     """What a pickle calls: a Float8Tensor over these buffers, without a quantizer."""
     row, row_scale, column, column_scale = buffers
     storage = QuantizedStorage(
-        format=_FORMATS[format],
+        format=FORMATS[format],
         mode=ScalingMode(mode),
         shape=tuple(shape),
         dtype=dtype,
@@ -225,18 +225,13 @@ def rebuild_float8_tensor(
     return made
 
 
-_FORMATS = {fmt.name: fmt for fmt in (E4M3, E5M2)}
-
-
 def _values_to_show(storage: QuantizedStorage) -> torch.Tensor | str:
     """By torch alone: printing works where no backend does."""
-    codes, scale_inv = storage.rowwise_data, storage.rowwise_scale_inv
-    if codes is None or scale_inv is None:
-        codes, scale_inv = storage.columnwise_data, storage.columnwise_scale_inv
-        if codes is not None and storage.columnwise_order == ColumnwiseOrder.TRANSPOSED:
-            codes = codes.movedim(0, -1) if codes.dim() > 1 else codes
-    if codes is None or scale_inv is None or codes.is_meta:
+    codes, scale_inv, transposed = storage.copy_to_read()
+    if codes.is_meta:
         return f"shape={storage.shape}, device={storage.device}"
+    if transposed:
+        codes = codes.movedim(0, -1)
     values = codes.cpu().contiguous().view(storage.format.dtype).to(torch.float32) * scale_inv.cpu()
     return values.to(storage.dtype)
 

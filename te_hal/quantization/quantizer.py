@@ -12,7 +12,7 @@ import torch
 import te_hal.ops
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
 from te_hal.schema.formats import FLOATS, ColumnwiseOrder, DType, ElementFormat, ScalingMode, element_format
-from te_hal.schema.storage import QuantizedStorage
+from te_hal.schema.storage import QuantizedStorage, StorageKind
 
 if TYPE_CHECKING:
     from te_hal.quantization.float8_tensor import Float8Tensor
@@ -64,7 +64,7 @@ class Quantizer(abc.ABC):
     @property
     def dtype(self) -> DType:
         """The element format as Transformer Engine's code."""
-        return DType.kFloat8E4M3 if self.format.name == "E4M3" else DType.kFloat8E5M2
+        return self.format.code
 
     @abc.abstractmethod
     def quantize_storage(
@@ -216,23 +216,16 @@ class Quantizer(abc.ABC):
 
         self._check_nominal(dtype)
         self._check_usages()
-        shape = tuple(shape)
-        empty = functools.partial(torch.empty, dtype=torch.uint8, device=device, pin_memory=pin_memory)
-        transposed = (*shape[-1:], *shape[:-1]) if self.columnwise_order == ColumnwiseOrder.TRANSPOSED else shape
-        row = empty(shape) if self.rowwise_usage else None
-        column = empty(transposed) if self.columnwise_usage else None
-        one = torch.ones(1, dtype=torch.float32, device=device)
-        storage = QuantizedStorage(
-            format=self.format,
-            mode=self.mode,
-            shape=shape,
-            dtype=dtype,
-            rowwise_data=row,
-            rowwise_scale_inv=None if row is None else one,
-            columnwise_data=column,
-            columnwise_scale_inv=None if column is None else one,
-            columnwise_order=self.columnwise_order,
+        kind = StorageKind.of(
+            self.format,
+            self.mode,
+            rowwise=self.rowwise_usage,
+            columnwise=self.columnwise_usage,
+            order=self.columnwise_order,
         )
+        allocate = functools.partial(_allocate, pin_memory=pin_memory)
+        storage = QuantizedStorage.empty(kind, tuple(shape), dtype, device, allocate)
+        storage.copy_to_read()[1].fill_(1.0)
         return Float8Tensor(storage, quantizer=self, requires_grad=requires_grad)
 
     def set_usage(self, *, rowwise: bool | None = None, columnwise: bool | None = None) -> None:
@@ -249,3 +242,9 @@ class Quantizer(abc.ABC):
     def copy(self) -> Quantizer:
         """A quantizer with the same settings; scale and amax tensors are shared, usages are not."""
         return copy.copy(self)
+
+
+def _allocate(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str | None, *, pin_memory: bool
+) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=device, pin_memory=pin_memory)

@@ -46,9 +46,9 @@ class Backend:
         name: what users write; equal to the name of the entry point.
         kernels: op name to a function with the signature of that op's schema. Ops left out are refused, or
             composed of others where they are optional.
-        serves: device types it can take (``"cpu"``, ``"musa"``), or ``{ANY_DEVICE}``.
-        supports: answers for a call whose op has a kernel, before it is launched. Must not touch data and must
-            say no to everything the kernel cannot do.
+        serves: device types it can take, torch's names (``"cpu"``), or ``{ANY_DEVICE}``.
+        supports: answers for a call whose op has a kernel, before it is launched. Must say no to everything the
+            kernel cannot do, touches no data, and raises nothing: what is missing on this machine is a no as well.
         default_for: device types it claims unasked; empty for an emulator or any other substitute.
         usable: whether it works on this machine, with the reason if not. Asked when the backend is selected or
             listed, never at registration; may be slow.

@@ -39,7 +39,7 @@ TABLE = (
         "flag",
         "default of recipe.Float8CurrentScaling.use_power_2_scales",
     ),
-    Variable("TE_HAL_LIBRARY_PATH", "folders", "where kernel libraries (libte_hal_musa.so ...) are looked for first"),
+    Variable("TE_HAL_LIBRARY_PATH", "folders", "where kernel libraries (libte_hal_<backend>.so) are looked for first"),
     Variable(
         "TE_HAL_EMULATOR", "name", 'how the emulated device behaves, "threads=2,wave=128,seed=7"; the library reads it'
     ),

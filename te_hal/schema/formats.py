@@ -16,28 +16,6 @@ FLOAT32_MAX = 3.4028234663852886e38
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-@dataclass(frozen=True, slots=True)
-class ElementFormat:
-    """One 8-bit floating-point code. ``max`` is the largest finite magnitude."""
-
-    name: str
-    dtype: torch.dtype
-    max: float
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Copies and pickles give the one object of each format, so that identity can be asked for."""
-        return element_format, (self.dtype,)
-
-
-E4M3 = ElementFormat("E4M3", torch.float8_e4m3fn, 448.0)
-E5M2 = ElementFormat("E5M2", torch.float8_e5m2, 57344.0)
-
-_BY_DTYPE = {fmt.dtype: fmt for fmt in (E4M3, E5M2)}
-
-#: Dtypes that an operand may be quantized to.
-FP8_DTYPES = tuple(_BY_DTYPE)
-
-
 class DType(enum.IntEnum):
     """Transformer Engine's dtype codes, accepted wherever an FP8 dtype is expected."""
 
@@ -56,7 +34,37 @@ class DType(enum.IntEnum):
         return cls(int(value))  # type: ignore[call-overload]
 
 
-_BY_CODE = {int(DType.kFloat8E4M3): E4M3, int(DType.kFloat8E5M2): E5M2}
+@dataclass(frozen=True, slots=True)
+class ElementFormat:
+    """One 8-bit floating-point code.
+
+    Attributes:
+        name: as recipes spell it.
+        dtype: torch's dtype of the codes.
+        code: Transformer Engine's code.
+        max: largest finite magnitude.
+    """
+
+    name: str
+    dtype: torch.dtype
+    code: DType
+    max: float
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Copies and pickles give the one object of each format, so that identity can be asked for."""
+        return element_format, (self.dtype,)
+
+
+E4M3 = ElementFormat("E4M3", torch.float8_e4m3fn, DType.kFloat8E4M3, 448.0)
+E5M2 = ElementFormat("E5M2", torch.float8_e5m2, DType.kFloat8E5M2, 57344.0)
+
+#: Every format by name.
+FORMATS = {fmt.name: fmt for fmt in (E4M3, E5M2)}
+
+#: Dtypes that an operand may be quantized to.
+FP8_DTYPES = tuple(fmt.dtype for fmt in FORMATS.values())
+
+_BY_DTYPE_OR_CODE = {key: fmt for fmt in FORMATS.values() for key in (fmt.dtype, fmt.code)}
 
 
 def element_format(dtype: torch.dtype | DType | ElementFormat, where: str = "element_format") -> ElementFormat:
@@ -67,9 +75,7 @@ def element_format(dtype: torch.dtype | DType | ElementFormat, where: str = "ele
     """
     if isinstance(dtype, ElementFormat):
         return dtype
-    found = _BY_DTYPE.get(dtype) if isinstance(dtype, torch.dtype) else None
-    if found is None and isinstance(dtype, int):
-        found = _BY_CODE.get(int(dtype))
+    found = _BY_DTYPE_OR_CODE.get(dtype) if isinstance(dtype, (torch.dtype, int)) else None
     if found is None:
         raise ArgumentError(
             where,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ class Dims:
     sizes: tuple[tuple[int, str], ...]
 
 
+@functools.cache
 def parse(rule: str) -> Dims:
     """Parse a rule of symbols such as ``"... 2F"``; the special rules ``1``, ``*x``, ``<x`` are not parsed here.
 

@@ -5,56 +5,32 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from te_hal.schema.formats import ColumnwiseOrder, ElementFormat, ScalingMode
+import torch
+
+from te_hal.schema.errors import ArgumentError, UnsupportedError
+from te_hal.schema.formats import ColumnwiseOrder, ElementFormat, ScalingMode, element_format
+from te_hal.schema.storage_checks import check_buffers, no_copy
+from te_hal.schema.storage_kind import StorageKind, stored_shape
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Callable, Sequence
+
+    Buffers = tuple[torch.Tensor | None, ...]
 
 
-class StorageKind:
-    """What a capability answer may depend on, without the data. Interned: equal kinds are one object."""
-
-    __slots__ = ("columnwise", "format", "mode", "order", "rowwise")
-
-    _known: dict[tuple[object, ...], StorageKind] = {}  # noqa: RUF012 - the intern table
-
-    format: ElementFormat
-    mode: ScalingMode
-    rowwise: bool
-    columnwise: bool
-    order: ColumnwiseOrder
-
-    @classmethod
-    def of(
-        cls, fmt: ElementFormat, mode: ScalingMode, *, rowwise: bool, columnwise: bool, order: ColumnwiseOrder
-    ) -> StorageKind:
-        """The one kind with these properties."""
-        key = (fmt, mode, rowwise, columnwise, order)
-        kind = cls._known.get(key)
-        if kind is None:
-            kind = cls()
-            kind.format, kind.mode, kind.order = fmt, mode, order
-            kind.rowwise, kind.columnwise = rowwise, columnwise
-            kind = cls._known.setdefault(key, kind)
-        return kind
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Copies and pickles give the interned object: dispatch compares kinds by identity."""
-        return _interned, (self.format, self.mode, self.rowwise, self.columnwise, self.order)
-
-    def __repr__(self) -> str:
-        copies = "+".join(n for n, on in (("rowwise", self.rowwise), ("columnwise", self.columnwise)) if on)
-        return f"{self.format.name}/{self.mode.value}/{copies or 'empty'}"
-
-
-def _interned(
-    fmt: ElementFormat, mode: ScalingMode, rowwise: bool, columnwise: bool, order: ColumnwiseOrder
-) -> StorageKind:
-    return StorageKind.of(fmt, mode, rowwise=rowwise, columnwise=columnwise, order=order)
+__all__ = ["QuantizedStorage", "StorageKind"]
 
 
 class QuantizedStorage:
     """Quantized data with its scales. Which copies exist is fixed at construction; their bytes may change.
+
+    The constructor checks what it is given; :meth:`of_kind` and :meth:`empty` are for code that makes a storage with
+    every call.
+
+    Raises:
+        ArgumentError: no copy at all, a copy without its ``scale_inv`` or the reverse, a buffer of another dtype,
+            shape or device.
+        ArgumentTypeError: a buffer is no tensor.
 
     Attributes:
         format: element format of the codes.
@@ -97,27 +73,22 @@ class QuantizedStorage:
         columnwise_scale_inv: torch.Tensor | None = None,
         columnwise_order: ColumnwiseOrder = ColumnwiseOrder.TRANSPOSED,
     ) -> None:
-        data = rowwise_data if rowwise_data is not None else columnwise_data
-        if data is None:
-            msg = "QuantizedStorage: needs rowwise_data, columnwise_data or both"
-            raise ValueError(msg)
-        self.format = format
-        self.mode = mode
+        self.kind = StorageKind.of(
+            element_format(format, "QuantizedStorage: format"),
+            mode,
+            rowwise=rowwise_data is not None,
+            columnwise=columnwise_data is not None,
+            order=columnwise_order,
+        )
+        self.format, self.mode, self.columnwise_order = self.kind.format, self.kind.mode, self.kind.order
         self.shape = tuple(shape)
         self.dtype = dtype
         self.rowwise_data = rowwise_data
         self.rowwise_scale_inv = rowwise_scale_inv
         self.columnwise_data = columnwise_data
         self.columnwise_scale_inv = columnwise_scale_inv
-        self.columnwise_order = columnwise_order
-        self.device = data.device
-        self.kind = StorageKind.of(
-            format,
-            mode,
-            rowwise=rowwise_data is not None,
-            columnwise=columnwise_data is not None,
-            order=columnwise_order,
-        )
+        check_buffers(self)
+        self.device = (rowwise_data if rowwise_data is not None else columnwise_data).device  # type: ignore[union-attr] # checked
 
     @classmethod
     def of_kind(
@@ -128,10 +99,7 @@ class QuantizedStorage:
         device: torch.device,
         tensors: tuple[torch.Tensor | None, ...],
     ) -> QuantizedStorage:
-        """A storage of a known kind, from buffers that fit it, in the order of :meth:`tensors`.
-
-        Nothing is checked: for kernels, which make one with every call.
-        """
+        """A storage of a known kind, from buffers that fit it, in the order of :meth:`tensors`. Nothing is checked."""
         storage = cls.__new__(cls)
         storage.kind, storage.format, storage.mode, storage.columnwise_order = kind, kind.format, kind.mode, kind.order
         storage.shape, storage.dtype, storage.device = shape, dtype, device
@@ -143,6 +111,44 @@ class QuantizedStorage:
         ) = tensors
         return storage
 
+    @classmethod
+    def empty(
+        cls,
+        kind: StorageKind,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device | str | None,
+        allocate: Callable[[tuple[int, ...], torch.dtype, torch.device | str | None], torch.Tensor] | None = None,
+    ) -> QuantizedStorage:
+        """A storage whose codes and scale_inv hold no defined values. Both copies share one scale_inv.
+
+        Args:
+            kind: format and copies; per-tensor scaling.
+            shape: logical shape.
+            dtype: nominal dtype.
+            device: None means torch's default device.
+            allocate: makes a tensor of a shape and dtype on a device; None: torch.empty.
+
+        Raises:
+            UnsupportedError: another scaling mode.
+        """
+        if kind.mode is not ScalingMode.TENSOR:
+            raise UnsupportedError(
+                "QuantizedStorage.empty",
+                got=repr(kind),
+                accepted="mode 'tensor'",
+                todo="pass buffers to QuantizedStorage",
+            )
+        make = _allocate if allocate is None else allocate
+        scale_inv = make((1,), torch.float32, device)
+        row = row_scale_inv = column = column_scale_inv = None
+        if kind.rowwise:
+            row, row_scale_inv = make(shape, torch.uint8, device), scale_inv
+        if kind.columnwise:
+            column, column_scale_inv = make(stored_shape(shape, kind.order), torch.uint8, device), scale_inv
+        buffers = (row, row_scale_inv, column, column_scale_inv)
+        return cls.of_kind(kind, shape, dtype, scale_inv.device, buffers)
+
     def __repr__(self) -> str:
         return f"QuantizedStorage({self.kind!r}, shape={self.shape}, dtype={self.dtype}, device={self.device})"
 
@@ -150,50 +156,107 @@ class QuantizedStorage:
         """Number of logical elements."""
         return math.prod(self.shape)
 
-    def nbytes(self) -> int:
-        """Bytes held by all copies and scales together."""
-        return sum(t.numel() * t.element_size() for t in self.tensors() if t is not None)
-
-    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+    def tensors(self) -> Buffers:
         """The four buffers in the order that :meth:`with_tensors` takes them."""
         return (self.rowwise_data, self.rowwise_scale_inv, self.columnwise_data, self.columnwise_scale_inv)
 
-    def with_tensors(
-        self, tensors: tuple[torch.Tensor | None, ...], dtype: torch.dtype | None = None
-    ) -> QuantizedStorage:
-        """The same description over other buffers, in the order of :meth:`tensors`; shares, never copies."""
-        rowwise_data, rowwise_scale_inv, columnwise_data, columnwise_scale_inv = tensors
-        return QuantizedStorage(
-            format=self.format,
-            mode=self.mode,
-            shape=self.shape,
-            dtype=dtype or self.dtype,
-            rowwise_data=rowwise_data,
-            rowwise_scale_inv=rowwise_scale_inv,
-            columnwise_data=columnwise_data,
-            columnwise_scale_inv=columnwise_scale_inv,
-            columnwise_order=self.columnwise_order,
-        )
+    def with_tensors(self, tensors: Buffers, dtype: torch.dtype | None = None) -> QuantizedStorage:
+        """The same description over other buffers, in the order of :meth:`tensors`; shares, never copies.
+
+        Args:
+            tensors: buffers of the same shapes, all on one device; copies may be left out. Not checked.
+            dtype: nominal dtype; None: this one's.
+
+        Raises:
+            ArgumentError: no copy is left.
+        """
+        row, _, column, _ = tensors
+        data = row if row is not None else column
+        if data is None:
+            raise no_copy()
+        kind = self.kind
+        if (row is None) is kind.rowwise or (column is None) is kind.columnwise:
+            kind = StorageKind.of(
+                self.format, self.mode, rowwise=row is not None, columnwise=column is not None, order=kind.order
+            )
+        return QuantizedStorage.of_kind(kind, self.shape, dtype or self.dtype, data.device, tensors)
 
     def keep(self, *, rowwise: bool, columnwise: bool) -> QuantizedStorage:
         """A storage over the wanted copies only; the others' memory is free once nobody else holds it.
 
+        This very storage where it has just these.
+
         Raises:
-            ValueError: a wanted copy is not there, or nothing is wanted.
+            ArgumentError: a wanted copy is not there, or nothing is wanted.
         """
-        for wanted, data, name in (
-            (rowwise, self.rowwise_data, "rowwise"),
-            (columnwise, self.columnwise_data, "columnwise"),
-        ):
-            if wanted and data is None:
-                msg = f"QuantizedStorage.keep: no {name} copy in {self.kind!r}"
-                raise ValueError(msg)
-        row, row_scale, col, col_scale = self.tensors()
-        return self.with_tensors(
-            (
-                row if rowwise else None,
-                row_scale if rowwise else None,
-                col if columnwise else None,
-                col_scale if columnwise else None,
+        kind = self.kind
+        if rowwise is kind.rowwise and columnwise is kind.columnwise:
+            return self
+        if (rowwise and not kind.rowwise) or (columnwise and not kind.columnwise):
+            raise ArgumentError(
+                "QuantizedStorage.keep",
+                got=f"rowwise={rowwise}, columnwise={columnwise} of {kind!r}",
+                accepted="copies that are there",
+                todo="make the missing copy when quantizing",
             )
+        row, row_scale_inv, column, column_scale_inv = self.tensors()
+        kept = (row, row_scale_inv) if rowwise else (None, None)
+        return self.with_tensors((*kept, *((column, column_scale_inv) if columnwise else (None, None))))
+
+    def copy_to_read(self) -> tuple[torch.Tensor, torch.Tensor, bool]:
+        """The copy that holds every value: the rowwise one where there is one, else the columnwise one.
+
+        Returns:
+            Its codes, its scale_inv, and whether the codes lie as ``[K, ...]`` instead of ``[..., K]``.
+        """
+        if self.rowwise_data is not None:
+            return self.rowwise_data, self.rowwise_scale_inv, False  # type: ignore[return-value] # comes with its data
+        turned = self.kind.order is ColumnwiseOrder.TRANSPOSED and len(self.shape) > 1
+        return self.columnwise_data, self.columnwise_scale_inv, turned  # type: ignore[return-value] # there is a copy
+
+    def view(self, shape: Sequence[int]) -> QuantizedStorage:
+        """The same codes under another logical shape; shares, never copies. This very storage if the shape is its own.
+
+        Args:
+            shape: of as many elements; one size may be -1 where the others tell it.
+
+        Returns:
+            A storage with the copies that can follow: a transposed one does where the last dimension stays, and is
+            left out otherwise.
+
+        Raises:
+            ArgumentError: another number of elements, no copy that can follow, or scales that belong to blocks.
+        """
+        wanted = self._whole_shape(tuple(shape))
+        if wanted == self.shape:
+            return self
+        if self.mode is not ScalingMode.TENSOR:
+            raise self._no_view(wanted, "its own shape: its scales belong to blocks")
+        row, row_scale_inv, column, column_scale_inv = self.tensors()
+        if column is not None:
+            stays = self.kind.order is ColumnwiseOrder.SAME or wanted[-1:] == self.shape[-1:]
+            column = column.view(stored_shape(wanted, self.kind.order)) if stays else None
+        if row is None and column is None:
+            raise self._no_view(wanted, "shapes with the same last dimension")
+        row = None if row is None else row.view(wanted)
+        column_scale_inv = None if column is None else column_scale_inv
+        made = self.with_tensors((row, row_scale_inv, column, column_scale_inv))
+        made.shape = wanted
+        return made
+
+    def _whole_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """``shape`` with its -1 worked out."""
+        numel, known = self.numel(), math.prod(size for size in shape if size != -1)
+        whole = tuple(numel // known if size == -1 else size for size in shape) if known else shape
+        if shape.count(-1) > 1 or min(whole, default=0) < 0 or math.prod(whole) != numel:
+            raise self._no_view(shape, f"shapes of {numel} elements")
+        return whole
+
+    def _no_view(self, shape: tuple[int, ...], accepted: str) -> ArgumentError:
+        return ArgumentError(
+            "QuantizedStorage.view", got=f"{shape} for {self!r}", accepted=accepted, todo="dequantize it first"
         )
+
+
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str | None) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=device)

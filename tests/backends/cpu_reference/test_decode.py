@@ -8,10 +8,8 @@ import torch
 from fp8_codes import values_of
 
 from te_hal.backends.cpu_reference import decode as decode_module
-from te_hal.backends.cpu_reference.decode import copy_to_read, decode
-from te_hal.schema.errors import StateError
-from te_hal.schema.formats import E4M3, E5M2, ElementFormat, ScalingMode
-from te_hal.schema.storage import QuantizedStorage
+from te_hal.backends.cpu_reference.decode import decode
+from te_hal.schema.formats import E4M3, E5M2, ElementFormat
 
 FORMATS = pytest.mark.parametrize("format", [E4M3, E5M2], ids=lambda fmt: fmt.name)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -67,22 +65,3 @@ def test_the_table_is_made_on_the_cpu_whatever_the_default_device() -> None:
     codes = torch.tensor([0x38, 0xB8], dtype=torch.uint8)
     with torch.device("meta"):
         assert decode(codes, E4M3, torch.float32).tolist() == [1.0, -1.0]
-
-
-def test_the_rowwise_copy_is_read_where_there_is_one() -> None:
-    row, column = torch.zeros(2, 3, dtype=torch.uint8), torch.zeros(3, 2, dtype=torch.uint8)
-    one, two = torch.ones(1), torch.full((1,), 2.0)
-    storage = QuantizedStorage(
-        format=E4M3,
-        mode=ScalingMode.TENSOR,
-        shape=(2, 3),
-        dtype=torch.float32,
-        rowwise_data=row,
-        rowwise_scale_inv=one,
-        columnwise_data=column,
-        columnwise_scale_inv=two,
-    )
-    assert copy_to_read(storage) == (row, one)
-    assert copy_to_read(storage.keep(rowwise=False, columnwise=True)) == (column, two)
-    with pytest.raises(StateError, match="scale_inv"):
-        copy_to_read(storage.with_tensors((row, None, None, None)))

@@ -11,9 +11,10 @@ import te_hal
 from te_hal import ops
 from te_hal.schema.catalog import SCHEMAS
 from te_hal.schema.errors import UnsupportedError
+from te_hal.schema.formats import ScalingMode
 from te_hal.schema.op import OpSchema
-from te_hal.schema.storage import QuantizedStorage
-from te_hal.schema.support import Code
+from te_hal.schema.storage import QuantizedStorage, StorageKind
+from te_hal.schema.support import Call, Code
 
 H, ROWS = SIZES["H"], LEADING
 F = SIZES["F"]
@@ -133,6 +134,14 @@ def test_scalars_and_empty_tensors_are_fine(shape: tuple[int, ...]) -> None:
 def test_a_scaling_mode_without_a_scale_layout_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match=r"quantize on backend null.*null: .* not 'mxfp8'"):
         ops.quantize(tensor((32, 32), FP32), dtype=torch.float8_e4m3fn, mode="mxfp8")  # type: ignore[arg-type]
-    answer = te_hal.get_backend().supports
-    assert answer.__module__.startswith("te_hal.backends.null")
-    assert Code.MODE.value == "mode"
+    call = Call("quantize", torch.device("cpu"), {"input": FP32}, {"mode": ScalingMode.MXFP8})
+    assert te_hal.get_backend().supports(call).code is Code.MODE
+
+
+def test_a_scaling_mode_given_as_a_string_leaves_no_string_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StorageKind, "_known", {})
+    one = torch.ones(1)
+    with te_hal.use_backend("null"):
+        ops.quantize(one, one, dtype=torch.float8_e5m2, mode="tensor")  # type: ignore[arg-type]
+        later = ops.quantize(one, one, dtype=torch.float8_e5m2)
+    assert repr(later.kind) == "E5M2/tensor/rowwise"

@@ -1,0 +1,67 @@
+"""Checks of a QuantizedStorage that a user makes; kernels make theirs unchecked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from te_hal.schema.errors import ArgumentError, ArgumentTypeError
+from te_hal.schema.formats import ScalingMode
+from te_hal.schema.storage_kind import stored_shape
+
+if TYPE_CHECKING:
+    from te_hal.schema.storage import QuantizedStorage
+
+
+def check_buffers(storage: QuantizedStorage) -> None:
+    """Refuse buffers that do not make a storage: see its constructor.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: names the buffer.
+    """
+    row, row_scale_inv, column, column_scale_inv = storage.tensors()
+    if row is None and column is None:
+        raise no_copy()
+    device: torch.device | None = None
+    for name, codes, scale_inv, shape in (
+        ("rowwise", row, row_scale_inv, storage.shape),
+        ("columnwise", column, column_scale_inv, stored_shape(storage.shape, storage.columnwise_order)),
+    ):
+        if (codes is None) != (scale_inv is None):
+            missing = f"{name}_data" if codes is None else f"{name}_scale_inv"
+            raise ArgumentError(
+                f"QuantizedStorage: {missing}",
+                got="None",
+                accepted="a copy together with its scale_inv",
+                todo=f"pass {missing}, or leave the {name} copy out",
+            )
+        if codes is not None:
+            device = codes.device if device is None and isinstance(codes, torch.Tensor) else device
+            factor = (1,) if storage.mode is ScalingMode.TENSOR else None
+            _check_buffer(f"{name}_data", codes, torch.uint8, shape, device)
+            _check_buffer(f"{name}_scale_inv", scale_inv, torch.float32, factor, device)
+
+
+def _check_buffer(
+    name: str, buffer: object, dtype: torch.dtype, shape: tuple[int, ...] | None, device: torch.device | None
+) -> None:
+    accepted = f"a {dtype} tensor" + ("" if shape is None else f" of shape {shape}") + f" on {device}"
+    if not isinstance(buffer, torch.Tensor):
+        raise ArgumentTypeError(
+            f"QuantizedStorage: {name}", got=f"a {type(buffer).__name__}", accepted=accepted, todo="pass a tensor"
+        )
+    wrong_shape = shape is not None and tuple(buffer.shape) != shape
+    if buffer.dtype != dtype or wrong_shape or buffer.device != device:
+        got = f"{buffer.dtype} of shape {tuple(buffer.shape)} on {buffer.device}"
+        raise ArgumentError(f"QuantizedStorage: {name}", got=got, accepted=accepted, todo="correct the buffer")
+
+
+def no_copy() -> ArgumentError:
+    """The error for a storage that would hold nothing."""
+    return ArgumentError(
+        "QuantizedStorage",
+        got="neither copy",
+        accepted="rowwise_data, columnwise_data or both",
+        todo="keep or pass one of them",
+    )
