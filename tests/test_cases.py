@@ -132,6 +132,7 @@ CASES = {
         (
             "modules/test_shape_rule.py::test_a_size_that_fp8_cannot_take_is_refused_with_the_way_out",
             "modules/test_shape_rule.py::test_the_product_of_leading_sizes_counts",
+            "test_cases.py::test_eight_rows_in_two_leading_dimensions_pass",
         ),
         {"LayerNormMLP": TRANSFORMER},
     ),
@@ -228,3 +229,8 @@ def test_calibration_records_the_largest_magnitude_of_negative_inputs():
         y = module(x)
     assert module.fp8_meta["scaling_fwd"].amax_history[0, 0] == 5.0
     assert torch.equal(y, module(x))
+
+
+def test_eight_rows_in_two_leading_dimensions_pass():
+    with te.autocast():
+        assert te.Linear(256, 256)(torch.randn(2, 4, 256)).shape == (2, 4, 256)

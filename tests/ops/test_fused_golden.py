@@ -31,26 +31,38 @@ RSTD_UNITS = 2
 #: reciprocal roots and fused multiply-adds differs between a CPU and a GPU and sometimes decides a rounding. None of
 #: these differences reaches an FP8 byte.
 STEPS_OFF = {"geglu": 4, "layernorm": 1}
+# For the same reason the largest magnitude of computed values, and the scale made from it, may be one unit off (the
+# `units` below); that of a given tensor is exact.
 
 
-def assert_written(storage: QuantizedStorage, recorded: dict[str, torch.Tensor]) -> None:
+def assert_written(storage: QuantizedStorage, recorded: dict[str, torch.Tensor], units: int) -> None:
     assert torch.equal(storage.rowwise_data, recorded["data"])
     assert torch.equal(storage.columnwise_data, recorded["transpose"])
-    np.testing.assert_array_max_ulp(storage.rowwise_scale_inv.numpy(), recorded["scale_inv"].numpy(), maxulp=1)
+    assert_units_off(storage.rowwise_scale_inv, recorded["scale_inv"], units)
 
 
-def assert_delayed(fp32: torch.Tensor, format: ElementFormat, recorded: dict[str, torch.Tensor]) -> None:
+def assert_units_off(result: torch.Tensor, recorded: torch.Tensor, at_most: int) -> None:
+    np.testing.assert_array_max_ulp(result.numpy(), recorded.numpy(), maxulp=at_most)
+
+
+def assert_delayed(
+    fp32: torch.Tensor, format: ElementFormat, recorded: dict[str, torch.Tensor], units: int = 1
+) -> None:
     amax = torch.zeros(1)
     scale = torch.tensor([DELAYED_SCALE])
-    assert_written(ops.quantize(fp32, scale, amax=amax, dtype=format.dtype, columnwise=True), recorded)
-    np.testing.assert_array_max_ulp(amax.numpy(), recorded["amax"].numpy(), maxulp=1)
+    assert_written(ops.quantize(fp32, scale, amax=amax, dtype=format.dtype, columnwise=True), recorded, units)
+    assert_units_off(amax, recorded["amax"], units)
 
 
 def assert_current(
-    values: torch.Tensor, amax_of: torch.Tensor, format: ElementFormat, recorded: dict[str, torch.Tensor]
+    values: torch.Tensor,
+    amax_of: torch.Tensor,
+    format: ElementFormat,
+    recorded: dict[str, torch.Tensor],
+    units: int = 1,
 ) -> None:
     scale = ops.compute_scale(ops.amax(amax_of), fp8_max=format.max)
-    assert_written(ops.quantize(values, scale, dtype=format.dtype, columnwise=True), recorded)
+    assert_written(ops.quantize(values, scale, dtype=format.dtype, columnwise=True), recorded, units)
 
 
 def assert_steps_off(result: torch.Tensor, recorded: torch.Tensor, at_most: int) -> None:
@@ -115,7 +127,7 @@ def test_a_bias_gradient_and_a_cast_give_the_fused_bytes(quantizer: str) -> None
     recorded = RECORDED.case(f"bgrad_quantize/bfloat16/{quantizer}")
     grad = recorded["g"]
     if quantizer == "delayed":
-        assert_delayed(grad, E5M2, recorded)
+        assert_delayed(grad, E5M2, recorded, units=0)
     else:
-        assert_current(grad, grad, E5M2, recorded)
+        assert_current(grad, grad, E5M2, recorded, units=0)
     assert torch.equal(ops.bias_grad(grad), recorded["dbias"])
