@@ -66,6 +66,7 @@ class Native:
         self.stream = stream
         self._current_device = current_device
         self._on_device = on_device
+        self._ones: dict[torch.device, torch.Tensor] = {}
 
     def __getattr__(self, name: str) -> object:
         """The first use of ``library`` and its companions; from then on they are plain attributes."""
@@ -75,6 +76,13 @@ class Native:
         self.library = find_library(self.target)
         self.lib, self.ffi = lib, ffi
         return self.__dict__[name]
+
+    def one(self, device: torch.device) -> torch.Tensor:
+        """An fp32 1 on a device, made once. Not to be written to."""
+        known = self._ones.get(device)
+        if known is None:
+            known = self._ones[device] = torch.ones(1, dtype=torch.float32, device=device)
+        return known
 
     def bind(self, function: Kernel) -> Kernel:
         """A kernel: ``function`` with this object as its first argument, run on the device of its first operand."""

@@ -21,15 +21,18 @@ _FP8_PRODUCTS = (8, 9)
 
 
 @functools.cache
-def choose(device: torch.device, a: Kind, b: Kind) -> Way:
-    """FP8 by torch._scaled_mm, plain by torch.mm; an FP8 and a plain operand, or twice E5M2, by the portable kernel."""
+def choose(device: torch.device, a: Kind, b: Kind, dtype: torch.dtype | None) -> Way:
+    """FP8 by torch._scaled_mm where the result is 16 bits wide, else decoded; plain by torch.mm.
+
+    A quantized and a plain operand go to the portable kernel, and twice E5M2 is decoded: torch multiplies neither.
+    """
     if not isinstance(a, StorageKind) and not isinstance(b, StorageKind):
         return Way.PLAIN
     if not isinstance(a, StorageKind) or not isinstance(b, StorageKind):
         return Way.PORTABLE
-    if torch.cuda.get_device_capability(device) < _FP8_PRODUCTS:
-        return Way.DECODED
-    return Way.PORTABLE if a.format == b.format == E5M2 else Way.SCALED
+    has_products = torch.cuda.get_device_capability(device) >= _FP8_PRODUCTS
+    scaled = has_products and dtype != torch.float32 and not a.format == b.format == E5M2
+    return Way.SCALED if scaled else Way.DECODED
 
 
 #: Copies by layout: FP8 products read both operands along the contraction, so two layouts need transposed copies.

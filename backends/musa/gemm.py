@@ -23,11 +23,16 @@ _BF16_PRODUCTS = 22
 
 
 @functools.cache
-def choose(device: torch.device, a: Kind, b: Kind) -> Way:
-    """FP8 by torch._scaled_mm, below 3.1 decoded; plain by torch.mm, below 2.2 in bf16 by the portable kernel."""
+def choose(device: torch.device, a: Kind, b: Kind, dtype: torch.dtype | None) -> Way:
+    """FP8 by torch._scaled_mm for 16-bit results, else decoded; plain by torch.mm, below 2.2 in bf16 by our kernel.
+
+    How torch._scaled_mm adds up into fp32 there is not known; so fp32 results are decoded as on Hopper, where it is.
+    """
     found = architecture(device)
     if isinstance(a, StorageKind) and isinstance(b, StorageKind):
-        return Way.SCALED if found >= _FP8_PRODUCTS else Way.DECODED
+        if found >= _FP8_PRODUCTS and dtype != torch.float32:
+            return Way.SCALED
+        return Way.DECODED if found >= _BF16_PRODUCTS else Way.PORTABLE
     if isinstance(a, StorageKind) or isinstance(b, StorageKind):
         return Way.PORTABLE
     return Way.PORTABLE if found < _BF16_PRODUCTS and torch.bfloat16 in (a, b) else Way.PLAIN

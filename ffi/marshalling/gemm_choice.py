@@ -1,7 +1,7 @@
 """Which way a gemm goes on a device whose vendor has matrix products of its own, and the kernel that goes it.
 
-The way is chosen from what the operands are, before anything is launched; the capability answer names it. One thing
-only is left to the call: torch._scaled_mm takes no odd sizes, and where they are odd the portable kernel runs.
+The way follows from what the operands and the result are, is chosen before anything is launched, and is named in the
+capability answer. One thing is left to the call: torch._scaled_mm takes no odd sizes; there the operands are decoded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from te_hal.ffi.capability import ask
-from te_hal.ffi.marshalling import cast, gemm, plain_matmul, scaled_matmul
+from te_hal.ffi.marshalling import gemm, plain_matmul, scaled_matmul
 from te_hal.schema.storage import QuantizedStorage
 from te_hal.schema.support import Code, Support
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 class Way(str, enum.Enum):
-    """How a product is made."""
+    """How a product is made, as the capability answer says it."""
 
-    SCALED = "torch._scaled_mm where its operands are aligned and their sizes multiples of 16, else the portable kernel"
+    SCALED = "torch._scaled_mm; decoded, then torch.mm where it does not take the sizes"
     PLAIN = "torch.mm"
-    DECODED = "dequantize to fp32, then torch.mm"
+    DECODED = "decoded to bf16, then torch.mm"
     PORTABLE = "the portable kernel"
 
 
@@ -40,12 +40,13 @@ class VendorGemm:
     """What torch's products can do on the devices of a backend.
 
     Attributes:
-        choose: the way of a product on a device, from the kinds of ``a`` and ``b``.
+        choose: the way of a product, from its device, the kinds of ``a`` and ``b``, and the result's dtype; None: a
+            quantized operand's nominal dtype, which its kind does not tell.
         fp32_product: torch.mm takes ``out_dtype=torch.float32`` for 16-bit operands.
         needs_rows: torch._scaled_mm reads rows of both operands along the contraction, and nothing else.
     """
 
-    choose: Callable[[torch.device, Kind, Kind], Way]
+    choose: Callable[[torch.device, Kind, Kind, torch.dtype | None], Way]
     fp32_product: bool
     needs_rows: bool
 
@@ -62,34 +63,38 @@ class VendorGemm:
         out_dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         """te_hal.ops.gemm, the way that ``choose`` says."""
-        way = self.choose(a.device, _kind(a), _kind(b))
         dtype = out_dtype or (a.dtype if out is None else out.dtype)
+        way = self.choose(a.device, _kind(a), _kind(b), dtype)
+        if way is Way.PORTABLE:
+            return gemm.gemm(
+                native, a, b, bias=bias, out=out, layout=layout, accumulate=accumulate, out_dtype=out_dtype
+            )
+        result = plain_matmul.Result(bias, out, dtype, accumulate=accumulate)
         if way is Way.SCALED:
             operands = scaled_matmul.orient(native, a, b, layout, needs_rows=self.needs_rows)
             if scaled_matmul.fits(operands):
-                return scaled_matmul.multiply(operands, bias, out, dtype, accumulate=accumulate)
-        elif way is not Way.PORTABLE:
-            left, right = (_decoded(native, x) for x in (a, b))
-            left = left.t() if layout == "wgrad" else left
-            right = right.t() if layout == "fprop" else right
-            widen = self.fp32_product
-            return plain_matmul.multiply(left, right, bias, out, dtype, accumulate=accumulate, fp32_product=widen)
-        return gemm.gemm(native, a, b, bias=bias, out=out, layout=layout, accumulate=accumulate, out_dtype=out_dtype)
+                return scaled_matmul.multiply(operands, result)
+        (left, left_scale_inv), (right, right_scale_inv) = (scaled_matmul.decode(native, x) for x in (a, b))
+        left = left.t() if layout == "wgrad" else left
+        right = right.t() if layout == "fprop" else right
+        scales = [scale for scale in (left_scale_inv, right_scale_inv) if scale is not None]
+        return plain_matmul.multiply(left, right, scales, result, fp32_product=self.fp32_product)
 
     def supports(self, native: Native, call: Call) -> Support:
         """The library's answer; of a gemm, a yes that says which way it goes."""
         if call.op != "gemm":
             return ask(native, call)
-        way = self.choose(call.device, call.kinds["a"], call.kinds["b"])
-        answer = ask(native, call) if way in (Way.SCALED, Way.PORTABLE) else Support()
-        return Support(Code.YES, f"by {way.value}") if answer else answer
+        way = self.choose(call.device, call.kinds["a"], call.kinds["b"], _result_dtype(call))
+        answer = ask(native, call)
+        return Support(Code.YES, f"by {way.value}") if answer or way is not Way.PORTABLE else answer
 
 
 def _kind(operand: Operand) -> Kind:
     return operand.kind if isinstance(operand, QuantizedStorage) else operand.dtype
 
 
-def _decoded(native: Native, operand: Operand) -> torch.Tensor:
-    if isinstance(operand, QuantizedStorage):
-        return cast.dequantize(native, operand, out_dtype=torch.float32)
-    return operand.detach()
+def _result_dtype(call: Call) -> torch.dtype | None:
+    for kind in (call.flags["out_dtype"], call.kinds["out"], call.kinds["a"]):
+        if isinstance(kind, torch.dtype):
+            return kind
+    return None

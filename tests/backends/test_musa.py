@@ -211,8 +211,8 @@ def test_a_forked_child_is_refused(library: Path) -> None:
 
 WAYS = {
     "3.1": {"e4m3 e5m2": "torch._scaled_mm", "bf16 bf16": "torch.mm", "e4m3 bf16": "the portable kernel"},
-    "2.2": {"e4m3 e5m2": "dequantize", "bf16 bf16": "torch.mm"},
-    "2.1": {"e4m3 e4m3": "dequantize", "bf16 bf16": "the portable kernel", "fp16 fp16": "torch.mm"},
+    "2.2": {"e4m3 e5m2": "decoded", "bf16 bf16": "torch.mm"},
+    "2.1": {"e4m3 e4m3": "the portable kernel", "bf16 bf16": "the portable kernel", "fp16 fp16": "torch.mm"},
 }
 
 

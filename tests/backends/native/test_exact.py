@@ -1,0 +1,176 @@
+"""Ops whose contract is exact: a kernel gives the bytes of cpu_reference, whatever the shape, values and order."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from native_backends import same
+
+import te_hal
+from te_hal import ops
+from te_hal.schema.formats import E4M3, E5M2, FLOATS, ColumnwiseOrder, ElementFormat
+
+if TYPE_CHECKING:
+    from native_backends import NativeBackend
+
+    from te_hal.schema.storage import QuantizedStorage
+
+REFERENCE = "cpu_reference"
+FORMATS = (E4M3, E5M2)
+SHAPES = [(1, 1), (1, 8), (8, 8), (13, 37), (3, 5, 7), (129,), (136, 264), (600, 2048), (64, 16384)]
+EMPTY = [(0, 16), (16, 0), (0,)]
+PATTERNS = ("wide", "any bits", "zeros")
+#: rowwise, columnwise, order
+COPIES = {
+    "row": (True, False, ColumnwiseOrder.TRANSPOSED),
+    "transposed": (False, True, ColumnwiseOrder.TRANSPOSED),
+    "row + transposed": (True, True, ColumnwiseOrder.TRANSPOSED),
+    "row + same order": (True, True, ColumnwiseOrder.SAME),
+}
+_INTEGERS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
+
+
+def draw(shape: tuple[int, ...], dtype: torch.dtype, pattern: str, seed: int = 0) -> torch.Tensor:
+    """Values over 17 powers of e, or every seventh one of random bits (NaN, infinities, subnormals), or zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    if pattern == "zeros":
+        return torch.zeros(shape, dtype=dtype)
+    spread = torch.empty(shape).uniform_(-8, 9, generator=generator)
+    values = (torch.randn(shape, generator=generator) * spread.exp()).to(dtype)
+    if pattern == "any bits" and values.numel():
+        integer = _INTEGERS[dtype]
+        limits = torch.iinfo(integer)
+        places = torch.randint(0, values.numel(), (values.numel() // 7 + 1,), generator=generator)
+        bits = torch.randint(limits.min, limits.max, places.shape, dtype=integer, generator=generator)
+        values.view(integer).view(-1)[places] = bits
+    return values
+
+
+def assert_same_storage(found: QuantizedStorage, expected: QuantizedStorage) -> None:
+    assert found.kind is expected.kind
+    names = ("rowwise_data", "rowwise_scale_inv", "columnwise_data", "columnwise_scale_inv")
+    wrong = [n for n, a, b in zip(names, found.tensors(), expected.tensors(), strict=True) if not same(a, b)]
+    assert not wrong
+
+
+def assert_same_cast(
+    native: NativeBackend, x: torch.Tensor, format: ElementFormat, copies: str, scale: float = 3.7
+) -> None:
+    rowwise, columnwise, order = COPIES[copies]
+    flags = {"dtype": format.dtype, "rowwise": rowwise, "columnwise": columnwise, "columnwise_order": order}
+    factor, amax = torch.tensor([scale]), torch.tensor([0.25])
+    with te_hal.use_backend(REFERENCE):
+        expected = ops.quantize(x, factor, amax=amax, **flags)
+    own_amax = native.put(torch.tensor([0.25]))
+    with native.use():
+        found = ops.quantize(native.put(x), native.put(factor), amax=own_amax, **flags)
+        decoded = ops.dequantize(found)
+    assert_same_storage(found, expected)
+    assert same(own_amax, amax)
+    with te_hal.use_backend(REFERENCE):
+        assert same(decoded, ops.dequantize(expected))
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_quantize_and_dequantize(
+    shape: tuple[int, ...], dtype: torch.dtype, pattern: str, ordered: NativeBackend
+) -> None:
+    x = draw(shape, dtype, pattern)
+    for target, copies in itertools.product(FORMATS, COPIES):
+        assert_same_cast(ordered, x, target, copies)
+
+
+@pytest.mark.parametrize("shape", EMPTY, ids=str)
+def test_a_tensor_without_elements_is_cast_and_leaves_the_amax(shape: tuple[int, ...], native: NativeBackend) -> None:
+    for copies in COPIES:
+        assert_same_cast(native, torch.zeros(shape), E4M3, copies)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.0, 1e-38, 3e38, float("inf"), float("nan")])
+def test_every_scale(scale: float, native: NativeBackend) -> None:
+    assert_same_cast(native, draw((13, 64), torch.float32, "any bits"), E4M3, "row + transposed", scale)
+
+
+@pytest.mark.parametrize("offset", [1, 3, 8])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_views_that_start_anywhere(dtype: torch.dtype, offset: int, native: NativeBackend) -> None:
+    buffer = draw((offset + 40 * 72,), dtype, "any bits")
+    view = native.put(buffer)[offset:].view(40, 72)
+    with te_hal.use_backend(REFERENCE):
+        expected = ops.quantize(buffer[offset:].view(40, 72), torch.ones(1), dtype=E4M3.dtype, columnwise=True)
+        amax = ops.amax(buffer[offset:])
+    with native.use():
+        assert_same_storage(ops.quantize(view, native.put(torch.ones(1)), dtype=E4M3.dtype, columnwise=True), expected)
+        assert same(ops.amax(view), amax)
+
+
+def test_outputs_that_start_anywhere(native: NativeBackend) -> None:
+    x = draw((40, 72), torch.bfloat16, "wide")
+    with te_hal.use_backend(REFERENCE):
+        expected = ops.quantize(x, torch.ones(1), dtype=E4M3.dtype, columnwise=True)
+    out = native.put(expected)
+    for name in ("rowwise_data", "columnwise_data"):
+        shape = getattr(out, name).shape
+        setattr(out, name, native.put(torch.zeros(shape.numel() + 5, dtype=torch.uint8))[5:].view(shape))
+    with native.use():
+        assert ops.quantize(native.put(x), native.put(torch.ones(1)), dtype=E4M3.dtype, columnwise=True, out=out) is out
+    assert_same_storage(out, expected)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, *EMPTY], ids=str)
+def test_amax(shape: tuple[int, ...], dtype: torch.dtype, pattern: str, ordered: NativeBackend) -> None:
+    x = draw(shape, dtype, pattern)
+    with te_hal.use_backend(REFERENCE):
+        expected = ops.amax(x)
+    with ordered.use():
+        assert same(ops.amax(ordered.put(x)), expected)
+
+
+@pytest.mark.parametrize("start", [0.0, 1e9, float("inf"), float("nan")])
+def test_amax_into_a_running_maximum(start: float, native: NativeBackend) -> None:
+    x, out = draw((13, 37), torch.bfloat16, "wide"), torch.tensor([start])
+    own = native.put(out)
+    with te_hal.use_backend(REFERENCE):
+        ops.amax(x, out=out)
+    with native.use():
+        ops.amax(native.put(x), out=own)
+    assert same(own, out)
+
+
+@pytest.mark.parametrize("power_of_2", [False, True])
+@pytest.mark.parametrize("epsilon", [0.0, 1e-12, 2.0])
+def test_compute_scale(epsilon: float, power_of_2: bool, ordered: NativeBackend) -> None:
+    amax = draw((40, 40), torch.float32, "any bits").abs()
+    flags = {"fp8_max": E4M3.max, "epsilon": epsilon, "power_of_2": power_of_2, "value_for_inf": 1e30}
+    with te_hal.use_backend(REFERENCE):
+        expected = ops.compute_scale(amax, **flags)
+    with ordered.use():
+        assert same(ops.compute_scale(ordered.put(amax), **flags), expected)
+
+
+@pytest.mark.parametrize("algorithm", ["max", "most_recent"])
+@pytest.mark.parametrize("reduces", [False, True])
+@pytest.mark.parametrize(("length", "count"), [(1, 1), (4, 3), (16, 300), (1024, 5)])
+def test_update_delayed_scale(length: int, count: int, reduces: bool, algorithm: str, ordered: NativeBackend) -> None:
+    generator = torch.Generator().manual_seed(length)
+    history = draw((length, count), torch.float32, "any bits").abs()
+    history[torch.rand(history.shape, generator=generator) < 0.3] = 0.0
+    given = (history, draw((count,), torch.float32, "wide").abs())
+    reduced = draw((count,), torch.float32, "wide", seed=5).abs() if reduces else None
+    own, own_reduced = [ordered.put(t) for t in given], ordered.put(reduced)
+    flags = {"fp8_max": E5M2.max, "margin": 1, "amax_compute_algo": algorithm}
+    for _ in range(3):
+        with te_hal.use_backend(REFERENCE):
+            ops.update_delayed_scale(*given, reduced_amax=reduced, **flags)
+        with ordered.use():
+            ops.update_delayed_scale(*own, reduced_amax=own_reduced, **flags)
+        assert same(own[0], given[0])
+        assert same(own[1], given[1])
+        given[0][0] = own[0][0] = 1.5

@@ -1,0 +1,100 @@
+"""The backends that run kernel libraries, as the tests of tests/backends/native meet them."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import te_hal
+from te_hal.dispatch import registry
+from te_hal.ffi.binding import binding
+from te_hal.ffi.build import build
+from te_hal.ffi.toolchains import BuildError
+from te_hal.schema.storage import QuantizedStorage
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from te_hal.ffi.library import Library
+    from te_hal.ffi.native import Native
+
+#: Of the emulated device: (threads of the host, wave, seed). In sequence, and two random orders with either wave.
+ORDERS = {
+    "in sequence": (2, 32, -1),
+    "random, wave 32": (2, 32, 1),
+    "random, wave 128": (1, 128, 2),
+    "random again, wave 128": (2, 128, 3),
+}
+
+
+@dataclass(frozen=True)
+class NativeBackend:
+    """A usable backend and the device type of its tensors."""
+
+    name: str
+    device: str
+
+    def use(self) -> AbstractContextManager[None]:
+        """Everything inside runs on it."""
+        return te_hal.use_backend(self.name)
+
+    def put(self, value: Any) -> Any:
+        """A copy of a tensor or storage on its device; on the host as well, so that nothing is shared."""
+        if isinstance(value, torch.Tensor):
+            return value.detach().clone().to(self.device)
+        if isinstance(value, QuantizedStorage):
+            return value.with_tensors(tuple(None if t is None else self.put(t) for t in value.tensors()))
+        return value
+
+
+def emulator(order: str = "in sequence") -> NativeBackend:
+    """The emulator, its library built from the sources as they are; skips where that cannot be."""
+    _build_host_library()
+    _need("musa_emulator")
+    assert binding().lib.api_configure_emulator(library_of("musa_emulator").api, *ORDERS[order]) == 0
+    return NativeBackend("musa_emulator", "cpu")
+
+
+@functools.cache
+def _build_host_library() -> None:
+    try:
+        build("host")
+    except BuildError as error:
+        pytest.skip(str(error))
+
+
+def library_of(name: str) -> Library:
+    """The library that the emulator's kernels are bound to."""
+    native: Native = registry.tables().backends[name].kernels["compute_scale"].args[0]
+    return native.library
+
+
+def cuda() -> NativeBackend:
+    """The GPU's backend; skips on a machine without one."""
+    _need("cuda")
+    return NativeBackend("cuda", "cuda")
+
+
+def _need(name: str) -> None:
+    row = next(row for row in te_hal.list_backends() if row.name == name)
+    if not row.usable:
+        pytest.skip(f"{name}: {row.reason}")
+
+
+def same(found: torch.Tensor | None, expected: torch.Tensor | None) -> bool:
+    """Whether all bytes are equal, wherever the tensors lie; a NaN of a float dtype equals every other one."""
+    if found is None or expected is None:
+        return found is expected
+    found, expected = found.detach().cpu(), expected.detach().cpu()
+    if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+        return False
+    if found.dtype.is_floating_point and found.numel():
+        nan = expected.isnan()
+        if not torch.equal(found.isnan(), nan):
+            return False
+        found, expected = found.masked_fill(nan, 0.0), expected.masked_fill(nan, 0.0)
+    return torch.equal(found.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8))
