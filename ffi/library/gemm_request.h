@@ -1,0 +1,88 @@
+// An operand of gemm as the entry has it: checked, and turned into what the kernel takes.
+#pragma once
+
+#include "../kernels/block_entries.mu"
+#include "../kernels/gemm_operand.muh"
+
+namespace te {
+
+struct Extent {
+    int64_t rows;
+    int64_t cols;
+};
+
+struct OperandRequest {
+    const char* name;
+    Extent shape;     // of the tensor, whichever copy is given
+    bool keeps_rows;  // the result keeps the row index and sums over the columns; else the other way round
+    uintptr_t data;
+    int32_t dtype;
+    int32_t copy;
+    int32_t mode;
+    uintptr_t scale_inv;
+    int64_t scale_row_stride;
+    int64_t scale_col_stride;
+
+    int64_t outer() const { return keeps_rows ? shape.rows : shape.cols; }
+    int64_t inner() const { return keeps_rows ? shape.cols : shape.rows; }
+    bool is_quantized() const { return mode != TE_HAL_MODE_NONE; }
+    bool is_per_tensor() const { return mode == TE_HAL_MODE_TENSOR || mode == TE_HAL_MODE_TENSOR_CURRENT; }
+    BlockShape blocks() const { return block_shape(mode, copy == TE_HAL_COPY_ROWWISE); }
+};
+
+inline void check_operand(Arguments& arguments, const OperandRequest& r) {
+    const int64_t elements = elements_of(r.shape.rows, r.shape.cols);
+    arguments.code("a mode", r.mode, TE_HAL_MODE_NONE, TE_HAL_MODE_NVFP4)
+        .unsupported_if(r.mode == TE_HAL_MODE_NVFP4, "no kernel for NVFP4")
+        .code("a copy", r.copy, TE_HAL_COPY_ROWWISE, TE_HAL_COPY_COLUMNWISE_SAME);
+    if (!r.is_quantized()) {
+        arguments.plain_dtype("the dtype of a plain operand", r.dtype)
+            .require(r.copy == TE_HAL_COPY_ROWWISE, "a plain operand's copy is TE_HAL_COPY_ROWWISE")
+            .require(r.scale_inv == 0, "a plain operand has no scale_inv")
+            .reads(r.name, r.data, elements, bytes_of_dtype(r.dtype));
+        return;
+    }
+    arguments.fp8_dtype("the dtype of a quantized operand", r.dtype).reads(r.name, r.data, elements, 1);
+    if (r.is_per_tensor()) {
+        arguments.reads("a scale_inv", r.scale_inv, 1, 4);
+        return;
+    }
+    const BlockShape blocks = r.blocks();
+    check_scale_strides(arguments, blocks, r.shape.rows, r.shape.cols, r.scale_row_stride, r.scale_col_stride);
+    arguments.reads("a scale_inv", r.scale_inv,
+                    scale_extent(blocks, r.shape.rows, r.shape.cols, r.scale_row_stride, r.scale_col_stride),
+                    scale_bytes(r.mode));
+}
+
+inline OperandScales operand_scales(const OperandRequest& r) {
+    const BlockShape blocks = r.blocks();
+    const auto* const scale_invs = pointer<const void>(r.scale_inv);
+    const bool is_e8m0 = r.mode == TE_HAL_MODE_MXFP8;
+    if (r.keeps_rows) {
+        return {scale_invs, is_e8m0, r.scale_row_stride, r.scale_col_stride, blocks.row_shift, blocks.col_shift};
+    }
+    return {scale_invs, is_e8m0, r.scale_col_stride, r.scale_row_stride, blocks.col_shift, blocks.row_shift};
+}
+
+inline GemmOperand gemm_operand(const OperandRequest& r) {
+    const bool transposed = r.copy == TE_HAL_COPY_COLUMNWISE_TRANSPOSED;
+    const int64_t run = transposed ? r.shape.rows : r.shape.cols;  // elements of a row in memory
+    const bool runs_inner = r.keeps_rows != transposed;
+    GemmOperand operand = {};
+    operand.data = pointer<const void>(r.data);
+    operand.dtype = r.dtype;
+    operand.outer = r.outer();
+    operand.inner = r.inner();
+    operand.outer_step = runs_inner ? run : 1;
+    operand.inner_step = runs_inner ? 1 : run;
+    operand.runs_inner = runs_inner;
+    operand.is_aligned = is_aligned(r.data, r.is_quantized() ? 8 : 16) && is_multiple(run, 8);
+    if (r.is_per_tensor()) {
+        operand.scale_inv = pointer<const float>(r.scale_inv);
+    } else if (r.is_quantized()) {
+        operand.blocks = operand_scales(r);
+    }
+    return operand;
+}
+
+}  // namespace te
