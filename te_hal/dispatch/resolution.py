@@ -28,14 +28,10 @@ class Resolved:
     Attributes:
         backend: the backend whose kernel this is; where the op is composed, the one that the choice fell on.
         kernel: what to call, with the arguments of the op's schema. Counts itself where it is a fallback.
-        composed: the op's composition, which dispatches again for each op in it.
-        refused: the backends asked before, each with its answer.
     """
 
     backend: Backend
     kernel: Callable[..., Any]
-    composed: bool = False
-    refused: tuple[tuple[str, Support], ...] = ()
 
 
 def entry(schema: OpSchema) -> Callable[..., Any]:
@@ -97,7 +93,7 @@ def _resolve(call: Call, chosen: Selection) -> Resolved:
     refused = [(first.name, answer)]
     composition = registry.REGISTRY.compositions.get(call.op)
     if composition is not None:
-        return Resolved(first, composition, composed=True, refused=tuple(refused))
+        return Resolved(first, composition)
     for name in chosen.policy.fallback:
         if name == first.name:
             continue
@@ -106,7 +102,7 @@ def _resolve(call: Call, chosen: Selection) -> Resolved:
             fork.note_use(name, call.device)
             fallback.announce(call.op, first.name, name, refused[0][1].sentence)
             kernel = fallback.counted(call.op, first.name, name, substitute.kernels[call.op])
-            return Resolved(substitute, kernel, refused=tuple(refused))
+            return Resolved(substitute, kernel)
         refused.append((name, answer))
     raise UnsupportedError(
         f"{call.op} on backend {first.name}",
@@ -135,9 +131,17 @@ def _ask_substitute(name: str, call: Call) -> tuple[Backend | None, Support]:
     backend = known.backends.get(name)
     if backend is None:
         return None, Support.no(Code.LOAD_FAILED, known.failures[name])
+    answer = ask_backend(backend, call)
+    return (backend if answer else None), answer
+
+
+def ask_backend(backend: Backend, call: Call) -> Support:
+    """What one backend answers, by itself: is it usable, does it serve the device, has it the kernel, does it say yes.
+
+    Raises:
+        StateError: its ``supports`` gives something else than a Support.
+    """
     answer = registry.ask_usable(backend)
     if answer and not backend.takes(call.device.type):
         answer = Support.no(Code.DEVICE, f"does not serve {call.device.type}, only {', '.join(sorted(backend.serves))}")
-    if answer:
-        answer = _ask(backend, call)
-    return (backend if answer else None), answer
+    return _ask(backend, call) if answer else answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 class Selection:
     """One combination of forced backend and policy, with who set each, and the kernels found under it."""
 
-    __slots__ = ("forced", "forced_by", "memo", "policy", "policy_by")
+    __slots__ = ("__weakref__", "forced", "forced_by", "memo", "policy", "policy_by")
 
     def __init__(self, forced: str | None, forced_by: str, policy: Policy, policy_by: str) -> None:
         self.forced = forced
@@ -33,14 +34,20 @@ class Selection:
         self.memo: Memo = {}
 
 
+#: Selections that are remembered after their block; a program that makes policies without end forgets the oldest.
+_REMEMBERED = 64
+
+
 class _InForce:
-    """The process-wide selection, and every selection there has been.
+    """The process-wide selection, and the latest selections there have been.
 
     A selection that comes back finds its memo again, so a loop over ``use_backend`` resolves each op once.
     """
 
     def __init__(self) -> None:
         self.known: dict[tuple[str | None, str, Policy, str], Selection] = {}
+        # Those in force somewhere among them, also where they are forgotten above.
+        self.alive: weakref.WeakSet[Selection] = weakref.WeakSet()
         self.process = self.start()
 
     def start(self) -> Selection:
@@ -50,12 +57,23 @@ class _InForce:
 
     def selection(self, forced: str | None, forced_by: str, policy: Policy, policy_by: str) -> Selection:
         key = (forced, forced_by, policy, policy_by)
-        return self.known.setdefault(key, Selection(*key))
+        found = self.known.get(key)
+        if found is not None:
+            return found
+        with registry.REGISTRY.lock:
+            found = self.known.get(key)
+            if found is None:
+                if len(self.known) >= _REMEMBERED:
+                    del self.known[next(iter(self.known))]
+                found = self.known[key] = Selection(*key)
+                self.alive.add(found)
+        return found
 
     def renew_memos(self) -> None:
         """A new dict each: a call that is being resolved right now stores into the old one, which is dropped."""
-        for selection in list(self.known.values()):
-            selection.memo = {}
+        with registry.REGISTRY.lock:
+            for selection in self.alive:
+                selection.memo = {}
 
 
 _IN_FORCE = _InForce()

@@ -1,6 +1,8 @@
 """The memo: asked once per kind of call, renewed whenever another choice may result, safe under threads."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +11,8 @@ from stub_backends import stub
 
 import te_hal
 from te_hal import Policy, ops
-from te_hal.dispatch import current_memo, register_backend, registry
+from te_hal.dispatch import current_memo, register_backend, registry, selection
+from te_hal.schema.catalog import SCHEMAS
 from te_hal.schema.errors import BackendUnavailableError
 from te_hal.schema.support import SUPPORTED, Call, Code, Support
 
@@ -57,6 +60,23 @@ def test_a_scope_that_comes_back_finds_its_memo(asked: list[Call]) -> None:
         with te_hal.use_backend("curious"):
             ops.amax(INPUT)
     assert len(asked) == 1
+
+
+def test_policies_without_end_are_forgotten_and_the_one_in_force_is_still_renewed(asked: list[Call]) -> None:
+    te_hal.set_backend("curious")
+    ops.amax(INPUT)
+    forgotten = []
+    for index in range(300):
+        policy = Policy(per_op={f"{op}": "null" for bit, op in enumerate(SCHEMAS) if index >> bit & 1})
+        with te_hal.use_policy(policy):
+            forgotten.append(weakref.ref(selection.current()))
+    gc.collect()
+    assert sum(ref() is not None for ref in forgotten) < 100
+    before = current_memo()
+    register_another()
+    assert current_memo() is not before
+    ops.amax(INPUT)
+    assert len(asked) == 2
 
 
 def register_another() -> None:

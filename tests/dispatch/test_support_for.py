@@ -7,9 +7,9 @@ import torch
 from stub_backends import refuse, stub
 
 import te_hal
-from te_hal.dispatch import current_memo, register_backend, resolve, support_for
-from te_hal.schema.errors import BackendUnavailableError, UnsupportedError
-from te_hal.schema.support import Call, Code
+from te_hal.dispatch import ask_backend, current_memo, register_backend, registry, resolve, support_for
+from te_hal.schema.errors import BackendUnavailableError, StateError, UnsupportedError
+from te_hal.schema.support import Call, Code, Support
 
 AMAX = Call("amax", torch.device("cpu"), {"input": torch.float32, "out": None}, {})
 
@@ -54,7 +54,7 @@ def test_an_optional_op_is_composed_where_the_backend_lacks_it():
     register_backend(stub("toy"))
     with te_hal.use_backend("toy"):
         assert support_for(call)
-        assert resolve(call).composed
+        assert resolve(call).kernel is registry.REGISTRY.compositions["bias_grad"]
 
 
 def test_without_a_backend_for_the_device_it_raises_as_resolve_does():
@@ -62,3 +62,36 @@ def test_without_a_backend_for_the_device_it_raises_as_resolve_does():
     for ask in (support_for, resolve):
         with pytest.raises(BackendUnavailableError, match="meta"):
             ask(call)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({}, Code.YES),
+        ({"usable": lambda: Support.no(Code.ENVIRONMENT, "unplugged")}, Code.ENVIRONMENT),
+        ({"serves": ("meta",)}, Code.DEVICE),
+        ({"kernels": {}}, Code.NO_KERNEL),
+        ({"supports": refuse("not that one")}, Code.DTYPE),
+    ],
+    ids=["yes", "unusable", "device", "no_kernel", "no"],
+)
+def test_a_backend_asked_by_itself_answers_with_the_first_reason(changes, code):
+    backend = stub("toy", **changes)
+    register_backend(backend)
+    assert ask_backend(backend, AMAX).code is code
+
+
+def test_a_backend_that_is_not_usable_is_asked_nothing_else():
+    def never(_: Call) -> Support:
+        raise AssertionError("asked")
+
+    backend = stub("toy", supports=never, usable=lambda: Support.no(Code.ENVIRONMENT, "unplugged"))
+    register_backend(backend)
+    assert ask_backend(backend, AMAX).sentence == "unplugged"
+
+
+def test_an_answer_that_is_no_support_is_an_error_of_the_backend():
+    backend = stub("toy", supports=lambda _: True)
+    register_backend(backend)
+    with pytest.raises(StateError, match="got True for amax"):
+        ask_backend(backend, AMAX)
