@@ -12,13 +12,17 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+#: Whether this torch was built with torch.distributed; where not, the module lacks its other functions.
+_HAS_PROCESSES = torch.distributed.is_available()
+
+
 def check_group(where: str, group: object) -> None:
     """Refuse what is neither None nor a process group, also where nobody would ask it anything.
 
     Raises:
         ArgumentTypeError: see above.
     """
-    if group is None or (torch.distributed.is_available() and isinstance(group, torch.distributed.ProcessGroup)):
+    if group is None or (_HAS_PROCESSES and isinstance(group, torch.distributed.ProcessGroup)):
         return
     raise ArgumentTypeError(
         where,
@@ -38,7 +42,7 @@ def check_single_process(where: str, group: ProcessGroup | None) -> None:
     Raises:
         UnsupportedError: torch.distributed runs with more than one process in the group.
     """
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+    if not (_HAS_PROCESSES and torch.distributed.is_initialized()):
         return
     size = torch.distributed.get_world_size(group)
     if size > 1:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -40,8 +39,7 @@ class Region:
         return first
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """What an autocast puts in force."""
 
     enabled: bool
@@ -88,10 +86,10 @@ class autocast:  # noqa: N801 - Transformer Engine's spelling
         recipe: None means :func:`get_default_recipe`.
         amax_reduction_group: processes over which delayed scaling takes amax; None: all. Several are refused for
             now, unless the recipe says ``reduce_amax=False``.
-        _graph: CUDA graph capture; True is refused.
+        _graph: capture into a device graph; True is refused.
 
     Raises:
-        ArgumentTypeError: ``recipe`` is no recipe, ``amax_reduction_group`` no process group.
+        ArgumentTypeError: a flag is no bool, ``recipe`` no recipe, ``amax_reduction_group`` no process group.
         UnsupportedError: the forced backend lacks the recipe; several processes. Nothing has changed then.
         StateError: this object is already entered.
     """
@@ -104,6 +102,8 @@ class autocast:  # noqa: N801 - Transformer Engine's spelling
         amax_reduction_group: ProcessGroup | None = None,
         _graph: bool = False,
     ) -> None:
+        for name, value in (("enabled", enabled), ("calibrating", calibrating), ("_graph", _graph)):
+            _check_bool(name, value)
         if recipe is not None and not isinstance(recipe, Recipe):
             raise ArgumentTypeError(
                 "autocast: recipe",
@@ -113,11 +113,11 @@ class autocast:  # noqa: N801 - Transformer Engine's spelling
             )
         if _graph:
             raise UnsupportedError(
-                "autocast: _graph", got="True", accepted="False", todo="CUDA graph capture is not built yet"
+                "autocast: _graph", got="True", accepted="False", todo="capture into a device graph is not built yet"
             )
         check_group("autocast: amax_reduction_group", amax_reduction_group)
-        self.enabled = bool(enabled)
-        self.calibrating = bool(calibrating)
+        self.enabled = enabled
+        self.calibrating = calibrating
         self.recipe = recipe
         self.amax_reduction_group = amax_reduction_group
         self._entered: tuple[list[Frame], Frame] | None = None
@@ -132,14 +132,14 @@ class autocast:  # noqa: N801 - Transformer Engine's spelling
             )
         recipe = self.recipe
         if self.enabled or self.calibrating:
-            recipe = recipe or get_default_recipe()
+            recipe = get_default_recipe() if recipe is None else recipe
             check_is_built(recipe)
             if self.enabled:  # calibrating needs nothing but amax
                 check_forced_backend(recipe)
             if isinstance(recipe, DelayedScaling) and recipe.reduce_amax:
                 check_single_process("autocast: amax_reduction_group", self.amax_reduction_group)
         frames = _per_thread.frames
-        around = next((frame for frame in reversed(frames) if frame.enabled), None)
+        around = _innermost_enabled(frames) if frames else None
         region = Region(current_queue()) if around is None else around.region
         frame = Frame(self.enabled, self.calibrating and not self.enabled, recipe, region)
         frames.append(frame)
@@ -153,9 +153,23 @@ class autocast:  # noqa: N801 - Transformer Engine's spelling
         frames, frame = self._entered
         self._entered = None
         _remove(frames, frame)
-        outermost = frame.enabled and not any(other.enabled for other in frames)
+        outermost = frame.enabled and (not frames or _innermost_enabled(frames) is None)
         if outermost and frame.region is not None and torch.is_grad_enabled():
             frame.region.queue.update(forward=True)
+
+
+def _check_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ArgumentTypeError(
+            f"autocast: {name}",
+            got=f"a recipe, {type(value).__name__}" if isinstance(value, Recipe) else repr(value),
+            accepted="True, False",
+            todo="pass a recipe as recipe=..." if isinstance(value, Recipe) else "pass a bool",
+        )
+
+
+def _innermost_enabled(frames: list[Frame]) -> Frame | None:
+    return next((frame for frame in reversed(frames) if frame.enabled), None)
 
 
 def _remove(frames: list[Frame], frame: Frame) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from te_hal.quantization.amax_reduction import check_group, check_single_process
-from te_hal.quantization.quantizer import _OPS, CastKernels, Quantizer
+from te_hal.quantization.quantizer import OPS, CastKernels, Quantizer
 from te_hal.schema.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Float8CurrentScalingQuantizer(Quantizer):
         rowwise: bool = True,
         columnwise: bool = False,
         out: QuantizedStorage | None = None,
-        kernels: CastKernels = _OPS,
+        kernels: CastKernels = OPS,
     ) -> QuantizedStorage:
         """Quantize without autograd. See :meth:`Quantizer.quantize_storage`."""
         self._check_device(tensor)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import te_hal.ops
-from te_hal.quantization.quantizer import _OPS, CastKernels, Quantizer
+from te_hal.quantization.quantizer import OPS, CastKernels, Quantizer
 from te_hal.schema.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Float8Quantizer(Quantizer):
         rowwise: bool = True,
         columnwise: bool = False,
         out: QuantizedStorage | None = None,
-        kernels: CastKernels = _OPS,
+        kernels: CastKernels = OPS,
     ) -> QuantizedStorage:
         """Quantize without autograd; records amax in place. See :meth:`Quantizer.quantize_storage`."""
         return kernels.quantize(

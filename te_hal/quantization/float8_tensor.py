@@ -112,7 +112,12 @@ class Float8Tensor(torch.Tensor):
 
     @property
     def data(self) -> Float8Tensor:
-        """This tensor without autograd. Assigning a Float8Tensor takes it over whole, anything else is quantized."""
+        """This tensor without autograd. Assigning a Float8Tensor takes it over whole, anything else is quantized.
+
+        Raises:
+            StateError: assigning a plain tensor to one that has no quantizer.
+            ArgumentError: assigning a plain tensor of another shape, or of a dtype that is not quantized.
+        """
         return self.detach()  # type: ignore[return-value] # kept quantized
 
     @data.setter

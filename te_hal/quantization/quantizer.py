@@ -5,17 +5,16 @@ from __future__ import annotations
 import abc
 import copy
 import functools
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 import te_hal.ops
+from te_hal.quantization.float8_tensor import Float8Tensor
+from te_hal.quantization.straight_through import quantize_straight_through
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
 from te_hal.schema.formats import FLOATS, ColumnwiseOrder, DType, ElementFormat, ScalingMode, element_format
 from te_hal.schema.storage import QuantizedStorage, StorageKind
-
-if TYPE_CHECKING:
-    from te_hal.quantization.float8_tensor import Float8Tensor
 
 
 class CastKernels(Protocol):
@@ -34,7 +33,8 @@ class CastKernels(Protocol):
         ...
 
 
-_OPS: Any = te_hal.ops
+#: The ops as CastKernels: checked, and dispatched at every call.
+OPS: Any = te_hal.ops
 
 
 class Quantizer(abc.ABC):
@@ -74,7 +74,7 @@ class Quantizer(abc.ABC):
         rowwise: bool = True,
         columnwise: bool = False,
         out: QuantizedStorage | None = None,
-        kernels: CastKernels = _OPS,
+        kernels: CastKernels = OPS,
     ) -> QuantizedStorage:
         """Quantize without autograd.
 
@@ -84,6 +84,13 @@ class Quantizer(abc.ABC):
             columnwise: make the columnwise copy.
             out: storage to refill in place, with just these copies.
             kernels: who computes.
+
+        Returns:
+            A storage with the copies asked for, nominal dtype that of ``tensor``; ``out`` itself where given.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: as te_hal.ops.quantize, where ``kernels`` check (a plan's do not).
+            UnsupportedError: the backend in force, and every fallback the policy lists, lacks the cast.
         """
 
     @abc.abstractmethod
@@ -107,21 +114,20 @@ class Quantizer(abc.ABC):
             ArgumentTypeError: not a plain tensor.
             ArgumentError: another dtype; neither usage is set.
         """
-        from te_hal.quantization.straight_through import quantize_straight_through  # noqa: PLC0415 - needs this file
-
         self._check_plain(tensor, "tensor")
         self._check_nominal(dtype)
         if out is not None:
             return self.update_quantized(tensor, out)
-        if self.internal:
-            return self._nominal(self._with_usages(tensor.detach()), dtype)
-        return quantize_straight_through(tensor, self, dtype)
+        self._check_usages()
+        with torch.no_grad():
+            storage = self.quantize_storage(
+                tensor.detach(), rowwise=self.rowwise_usage, columnwise=self.columnwise_usage
+            )
+        if dtype not in (None, storage.dtype):
+            storage = storage.with_tensors(storage.tensors(), dtype)
+        return storage if self.internal else quantize_straight_through(tensor, storage, self)
 
     __call__ = quantize
-
-    def _with_usages(self, tensor: torch.Tensor) -> QuantizedStorage:
-        self._check_usages()
-        return self.quantize_storage(tensor, rowwise=self.rowwise_usage, columnwise=self.columnwise_usage)
 
     def _check_usages(self) -> None:
         if not (self.rowwise_usage or self.columnwise_usage):
@@ -154,10 +160,6 @@ class Quantizer(abc.ABC):
     def _order_of(self, out: QuantizedStorage | None) -> ColumnwiseOrder:
         """A storage that is refilled keeps its order, whatever this quantizer makes now."""
         return self.columnwise_order if out is None else out.columnwise_order
-
-    @staticmethod
-    def _nominal(storage: QuantizedStorage, dtype: torch.dtype | None) -> QuantizedStorage:
-        return storage if dtype in (None, storage.dtype) else storage.with_tensors(storage.tensors(), dtype)
 
     def update_quantized(
         self, src: torch.Tensor, dst: Float8Tensor, *, noop_flag: torch.Tensor | None = None
@@ -212,8 +214,6 @@ class Quantizer(abc.ABC):
         Raises:
             ArgumentError: no nominal dtype, or neither usage is set.
         """
-        from te_hal.quantization.float8_tensor import Float8Tensor  # noqa: PLC0415
-
         self._check_nominal(dtype)
         self._check_usages()
         kind = StorageKind.of(

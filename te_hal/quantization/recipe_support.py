@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from te_hal.dispatch import ANY_DEVICE, backend_for, current_memo, forced_backend, support_for
+from te_hal.dispatch import ANY_DEVICE, ask_backend, backend_for, current_memo, forced_backend, support_for
+from te_hal.quantization.linear_calls import cast_calls, gemm_call, linear_copies, operand_kind
 from te_hal.recipe import DelayedScaling
 from te_hal.schema.errors import UnsupportedError
-from te_hal.schema.storage import StorageKind
-from te_hal.schema.support import SUPPORTED, Call, Code, Support
+from te_hal.schema.support import SUPPORTED, Call, Support
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from te_hal.dispatch import Backend
     from te_hal.recipe import Recipe
-    from te_hal.schema.formats import ElementFormat
-    from te_hal.schema.support import Kind
 
 #: Activation dtypes, the usual one first: its answer is the one that a refusal shows.
 _ACTIVATIONS = (torch.bfloat16, torch.float16, torch.float32)
@@ -29,19 +28,13 @@ def recipe_support(recipe: Recipe, backend: Backend, device: torch.device) -> Su
 
     Args:
         recipe: what to run.
-        backend: who is asked.
+        backend: who is asked, first whether it is usable.
         device: where the tensors are.
 
     Returns:
         Yes where some activation dtype works; else the answer for bf16.
     """
-
-    def ask(call: Call) -> Support:
-        if call.op not in backend.kernels:
-            return Support.no(Code.NO_KERNEL, f"has no kernel for {call.op}")
-        return backend.supports(call)
-
-    return _first_no(_Calls(recipe, backend, device, backward=True), ask)
+    return _first_no(recipe, backend, device, partial(ask_backend, backend), backward=True)
 
 
 def check_forced_backend(recipe: Recipe) -> None:
@@ -54,15 +47,19 @@ def check_forced_backend(recipe: Recipe) -> None:
         UnsupportedError: with the backend's own sentence.
         BackendNotFoundError, BackendUnavailableError: no backend can be chosen for the forced one's device.
     """
-    memo, question = current_memo(), _question(recipe, backward=torch.is_grad_enabled())
-    if _accepted.holds(memo, question):
+    memo, backward = current_memo(), torch.is_grad_enabled()
+    if _accepted.holds(memo, recipe, backward=backward):
         return
     forced = forced_backend()
-    if forced is None:
-        return
+    if forced is not None:
+        _ask_forced(recipe, forced, backward=backward)
+    _accepted.add(memo, recipe, backward=backward)
+
+
+def _ask_forced(recipe: Recipe, forced: Backend, *, backward: bool) -> None:
     device = torch.device("cpu") if ANY_DEVICE in forced.serves else torch.device(min(forced.serves))
     backend = backend_for(device, "gemm")
-    answer = _first_no(_Calls(recipe, backend, device, backward=torch.is_grad_enabled()), support_for)
+    answer = _first_no(recipe, backend, device, support_for, backward=backward)
     if not answer:
         raise UnsupportedError(
             f"autocast: recipe {type(recipe).__name__} on backend {backend.name!r}",
@@ -70,25 +67,35 @@ def check_forced_backend(recipe: Recipe) -> None:
             accepted="a recipe that the backend has",
             todo="choose another recipe or backend (te_hal.list_backends())",
         )
-    _accepted.add(memo, question)
 
 
 class _Accepted:
-    """What forced backends have said yes to, under the selection in force; autocast asks at every entry."""
+    """What has been answered yes under the selection in force; autocast asks at every entry.
+
+    The latest recipe is known by itself, others by what their calls depend on.
+    """
 
     def __init__(self) -> None:
+        self._latest: tuple[object, Recipe | None, int, bool] = (None, None, 0, False)
         self._memo: object = None
         self._questions: set[tuple[object, ...]] = set()
 
-    def holds(self, memo: object, question: tuple[object, ...]) -> bool:
-        """Whether this question has had its yes under the selection that ``memo`` stands for."""
-        return self._memo is memo and question in self._questions
+    def holds(self, memo: object, recipe: Recipe, *, backward: bool) -> bool:
+        """Whether the recipe has had its yes under the selection that ``memo`` stands for."""
+        known, latest, version, with_backward = self._latest
+        if known is memo and latest is recipe and version == recipe.version and with_backward is backward:
+            return True
+        if self._memo is not memo or _question(recipe, backward=backward) not in self._questions:
+            return False
+        self._latest = (memo, recipe, recipe.version, backward)
+        return True
 
-    def add(self, memo: object, question: tuple[object, ...]) -> None:
+    def add(self, memo: object, recipe: Recipe, *, backward: bool) -> None:
         """Remember a yes until the selection changes; ``memo`` is the one from before the question."""
         if self._memo is not memo:
             self._memo, self._questions = memo, set()
-        self._questions.add(question)
+        self._questions.add(_question(recipe, backward=backward))
+        self._latest = (memo, recipe, recipe.version, backward)
 
 
 _accepted = _Accepted()
@@ -101,81 +108,37 @@ def _question(recipe: Recipe, *, backward: bool) -> tuple[object, ...]:
     return (type(recipe), recipe.scaling_mode, *formats, algo, backward)
 
 
-def _first_no(calls: _Calls, ask: Callable[[Call], Support]) -> Support:
+def _first_no(
+    recipe: Recipe, backend: Backend, device: torch.device, ask: Callable[[Call], Support], *, backward: bool
+) -> Support:
     """Yes where all calls in one activation dtype are answered yes; else the first no in the usual dtype."""
-    answers = (next((no for no in map(ask, calls.all(dtype)) if not no), SUPPORTED) for dtype in _ACTIVATIONS)
+
+    def answer(dtype: torch.dtype) -> Support:
+        calls = _recipe_calls(recipe, backend, device, dtype, backward=backward)
+        return next((no for no in map(ask, calls) if not no), SUPPORTED)
+
+    answers = map(answer, _ACTIVATIONS)
     first = next(answers)
     return SUPPORTED if first or any(answers) else first
 
 
-class _Calls:
-    """The op calls that one linear layer makes under a recipe.
-
-    Args:
-        recipe: the recipe.
-        backend: whose gemm runs; it says which copies that reads.
-        device: of the tensors.
-        backward: whether both gradients are wanted.
-    """
-
-    def __init__(self, recipe: Recipe, backend: Backend, device: torch.device, *, backward: bool) -> None:
-        self.recipe, self.device, self.with_backward = recipe, device, backward
-        self.order = backend.columnwise_order
-        self.forward, self.backward = (recipe.element_format(forward=forward) for forward in (True, False))
-        mode = recipe.scaling_mode
-        fprop = backend.gemm_copies("fprop", self.forward, mode)
-        dgrad = backend.gemm_copies("dgrad", self.backward, mode)
-        wgrad = backend.gemm_copies("wgrad", self.backward, mode)
-        self.input = self._kind(self.forward, fprop.a, wgrad.b if backward else fprop.a)
-        self.weight = self._kind(self.forward, fprop.b, dgrad.b if backward else fprop.b)
-        self.grad_output = self._kind(self.backward, dgrad.a, wgrad.a)
-        self.kept_input = self._kind(self.forward, wgrad.b)
-        self.kept_weight = self._kind(self.forward, dgrad.b)
-
-    def all(self, dtype: torch.dtype) -> Iterator[Call]:
-        """Every call in this activation dtype."""
-        yield from self._casts(dtype)
-        yield from self._gemms(dtype)
-        yield from self._updates()
-
-    def _casts(self, dtype: torch.dtype) -> Iterator[Call]:
-        amax = torch.float32 if self.recipe.delayed() else None
-        for kind in (self.input, self.weight, *[self.grad_output] * self.with_backward):
-            kinds: dict[str, Kind] = {"input": dtype, "scale": torch.float32, "amax": amax, "out": None}
-            flags = {
-                "dtype": kind.format.dtype,
-                "mode": kind.mode,
-                "rowwise": kind.rowwise,
-                "columnwise": kind.columnwise,
-                "columnwise_order": kind.order,
-            }
-            yield Call("quantize", self.device, kinds, flags)
-        if amax is None:
-            yield Call("amax", self.device, {"input": dtype, "out": None}, {})
-            yield Call("compute_scale", self.device, {"amax": torch.float32}, {})
-
-    def _gemms(self, dtype: torch.dtype) -> Iterator[Call]:
-        operands = [("fprop", self.input, self.weight)]
-        if self.with_backward:
-            operands += [
-                ("dgrad", self.grad_output, self.kept_weight),
-                ("wgrad", self.grad_output, self.kept_input),
-            ]
-        for layout, a, b in operands:
-            flags = {"layout": layout, "accumulate": False, "out_dtype": dtype}
-            yield Call("gemm", self.device, {"a": a, "b": b, "bias": None, "out": None}, flags)
-
-    def _updates(self) -> Iterator[Call]:
-        recipe = self.recipe
-        if self.with_backward and isinstance(recipe, DelayedScaling) and recipe.updates_by_op:
-            kinds = {"amax_history": torch.float32, "scale": torch.float32, "reduced_amax": None}
-            yield Call("update_delayed_scale", self.device, kinds, {"amax_compute_algo": recipe.amax_compute_algo})
-
-    def _kind(self, fmt: ElementFormat, *copies: str) -> StorageKind:
-        return StorageKind.of(
-            fmt,
-            self.recipe.scaling_mode,
-            rowwise="rowwise" in copies,
-            columnwise="columnwise" in copies,
-            order=self.order,
-        )
+def _recipe_calls(
+    recipe: Recipe, backend: Backend, device: torch.device, dtype: torch.dtype, *, backward: bool
+) -> Iterator[Call]:
+    """The calls of a linear layer without bias in one activation dtype, and the update of its scales."""
+    mode, order = recipe.scaling_mode, backend.columnwise_order
+    forward_format, backward_format = (recipe.element_format(forward=forward) for forward in (True, False))
+    copies = linear_copies(backend.gemm_copies, forward_format, backward_format, mode, dgrad=backward, wgrad=backward)
+    made = {
+        name: operand_kind(backward_format if name == "grad_made" else forward_format, mode, wanted, order)
+        for name, wanted in copies._asdict().items()
+    }
+    for operand in ("input_made", "weight_made", *["grad_made"] * backward):
+        yield from cast_calls(device, dtype, made[operand], delayed=recipe.delayed())
+    yield gemm_call("fprop", device, made["input_made"], made["weight_made"], dtype)
+    if backward:
+        yield gemm_call("dgrad", device, made["grad_made"], made["weight_kept"], dtype)
+        yield gemm_call("wgrad", device, made["grad_made"], made["input_kept"], dtype)
+    if backward and isinstance(recipe, DelayedScaling) and recipe.updates_by_op:
+        kinds = {"amax_history": torch.float32, "scale": torch.float32, "reduced_amax": None}
+        yield Call("update_delayed_scale", device, kinds, {"amax_compute_algo": recipe.amax_compute_algo})

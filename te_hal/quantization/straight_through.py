@@ -10,15 +10,15 @@ from te_hal.quantization.float8_tensor import Float8Tensor
 
 if TYPE_CHECKING:
     from te_hal.quantization.quantizer import Quantizer
+    from te_hal.schema.storage import QuantizedStorage
 
 
 class _Quantize(torch.autograd.Function):
-    """Quantize for a user; the gradient passes straight through."""
+    """Wraps what ``tensor`` was quantized to; the gradient passes straight through."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, quantizer: Quantizer, dtype: torch.dtype | None) -> Float8Tensor:  # noqa: ANN401
+    def forward(ctx: Any, tensor: torch.Tensor, storage: QuantizedStorage, quantizer: Quantizer) -> Float8Tensor:  # noqa: ANN401
         ctx.dtype = tensor.dtype
-        storage = quantizer._nominal(quantizer._with_usages(tensor.detach()), dtype)  # noqa: SLF001
         return Float8Tensor(storage, quantizer=quantizer)
 
     @staticmethod
@@ -27,6 +27,12 @@ class _Quantize(torch.autograd.Function):
         return plain.to(ctx.dtype), None, None
 
 
-def quantize_straight_through(tensor: torch.Tensor, quantizer: Quantizer, dtype: torch.dtype | None) -> Float8Tensor:
-    """Quantize with a gradient that ignores the rounding."""
-    return _Quantize.apply(tensor, quantizer, dtype)  # type: ignore[no-any-return,no-untyped-call]
+def quantize_straight_through(tensor: torch.Tensor, storage: QuantizedStorage, quantizer: Quantizer) -> Float8Tensor:
+    """A Float8Tensor over the storage that ``tensor`` was quantized to, with a gradient that ignores the rounding.
+
+    Args:
+        tensor: where the gradient goes, in its own dtype.
+        storage: shape of ``tensor``; shared, not copied.
+        quantizer: the one of in-place operations on the result.
+    """
+    return _Quantize.apply(tensor, storage, quantizer)  # type: ignore[no-any-return,no-untyped-call]

@@ -3,7 +3,7 @@
 Forward states roll when the outermost enabled autocast is left with gradients on, backward states when the
 backward of the region's first FP8 module ends (docs/numerics.md, D5). A state that recorded nothing has a zero
 amax, which rolls nothing, so only states that recorded something need to be visited. One queue per thread that
-runs forwards; a backward uses the queue of its forward, whichever thread autograd runs it in, hence the lock.
+runs forwards; a backward uses the queue of its forward, whichever thread autograd runs it in.
 """
 
 from __future__ import annotations
@@ -24,37 +24,53 @@ class UpdateQueue:
     """States of one thread's forwards that wait for their update, in the order in which they came."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: dict[bool, weakref.WeakKeyDictionary[Updatable, None]] = {
-            forward: weakref.WeakKeyDictionary() for forward in (True, False)
-        }
+        self._forward, self._backward = _Waiting(), _Waiting()
 
     def add(self, state: Updatable, *, forward: bool) -> None:
         """Note that ``state`` has recorded, or is about to record, an amax."""
-        with self._lock:
-            self._waiting[forward][state] = None
+        (self._forward if forward else self._backward).add(state)
 
     def update(self, *, forward: bool) -> None:
         """Update every waiting state of one direction and forget it.
 
         Where one of them raises (a user's callable), those behind it still wait.
         """
-        while (state := self._take(forward=forward)) is not None:
-            state.update()
+        waiting = self._forward if forward else self._backward
+        while waiting.states:
+            state = waiting.take()
+            if state is not None:
+                state.update()
 
     def clear(self) -> None:
         """Forget every waiting state without an update."""
-        with self._lock:
-            for waiting in self._waiting.values():
-                waiting.clear()
+        self._forward.states.clear()
+        self._backward.states.clear()
 
-    def _take(self, *, forward: bool) -> Updatable | None:
-        with self._lock:
-            waiting = self._waiting[forward]
-            state = next(iter(waiting), None)
-            if state is not None:
-                del waiting[state]
-            return state
+
+class _Waiting:
+    """States in the order in which they came, each once, held weakly.
+
+    Shared by threads without a lock: each change is one operation on a dict, whole by itself.
+    """
+
+    __slots__ = ("_forget", "states")
+
+    def __init__(self) -> None:
+        states: dict[weakref.ref[Updatable], None] = {}
+        self.states = states
+        self._forget = lambda gone: states.pop(gone, None)
+
+    def add(self, state: Updatable) -> None:
+        self.states[weakref.ref(state, self._forget)] = None
+
+    def take(self) -> Updatable | None:
+        """The first state, now no longer waiting; None if another thread was faster or it is gone."""
+        try:
+            first = next(iter(self.states))
+            del self.states[first]
+        except (StopIteration, KeyError, RuntimeError):  # emptied, taken or grown meanwhile: the caller looks again
+            return None
+        return first()
 
 
 class _PerThread(threading.local):

@@ -19,8 +19,8 @@ class MMParams:
     """Gemm settings of one product.
 
     Attributes:
-        use_split_accumulator: on Hopper, True asks for the more precise of two accumulations. Every te_hal gemm
-            sums in fp32 (docs/numerics.md, G1), which satisfies both values.
+        use_split_accumulator: in Transformer Engine, True asks for the more precise of two accumulations. Every
+            te_hal gemm sums in fp32 (docs/numerics.md, G1), which satisfies both values.
     """
 
     use_split_accumulator: bool = True
@@ -91,10 +91,6 @@ class Recipe(abc.ABC):
     @abc.abstractmethod
     def _validate(self) -> None:
         """Raise for a bad field or combination of fields."""
-
-    def settings(self) -> dict[str, Any]:
-        """Every field by name: what equality and saved state compare."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @abc.abstractmethod
     def element_format(self, *, forward: bool) -> ElementFormat:

@@ -234,3 +234,15 @@ def test_recipes_that_differ_in_the_algorithm_only_share_no_state_whatever_the_o
                 modules[name](torch.full((16, 32), value))
     scales = {name: modules[name].fp8_meta["scaling_fwd"].scale[0].item() for name in algorithms}
     assert scales == {"max": 56.0, "most_recent": 224.0}
+
+
+@pytest.mark.parametrize("name", ["enabled", "calibrating", "_graph"])
+@pytest.mark.parametrize("value", ["false", 1, None], ids=repr)
+def test_a_flag_that_is_no_bool_is_refused(name, value):
+    with pytest.raises(ArgumentTypeError, match=f"autocast: {name}: got {value!r}; accepted: True, False"):
+        te.autocast(**{name: value})
+
+
+def test_a_recipe_in_the_place_of_a_flag_is_told_where_it_belongs():
+    with pytest.raises(ArgumentTypeError, match=r"enabled: got a recipe, Float8CurrentScaling; .* as recipe="):
+        te.autocast(Float8CurrentScaling())

@@ -19,17 +19,10 @@ from te_hal.schema.storage import StorageKind
 from te_hal.schema.support import SUPPORTED, Call, Code, Support
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 CPU = torch.device("cpu")
 SENTENCE = "the toy chip lacks that"
-
-
-@pytest.fixture(autouse=True)
-def _state_after_import() -> Iterator[None]:
-    te_hal.reset()
-    yield
-    te_hal.reset()
 
 
 def kernels() -> dict[str, Callable[..., object]]:
@@ -226,3 +219,24 @@ def test_in_tree_backends_have_both_recipes():
         with te_hal.use_backend(name):
             for recipe in (DelayedScaling(), Float8CurrentScaling()):
                 assert recipe_support(recipe, te_hal.get_backend(), CPU)
+
+
+def test_a_backend_that_is_not_usable_has_no_recipe_and_is_asked_nothing_else():
+    def never(_: Call) -> Support:
+        raise AssertionError("asked")
+
+    backend = stub("toy", supports=never, usable=lambda: Support.no(Code.ENVIRONMENT, "no library"))
+    register_backend(backend)
+    assert recipe_support(DelayedScaling(), backend, CPU).sentence == "no library"
+
+
+def test_a_changed_recipe_is_asked_about_again():
+    register_backend(stub("toy", kernels=kernels(), supports=lacking(has_e5m2)))
+    recipe = DelayedScaling(fp8_format=Format.E4M3)
+    with te_hal.use_backend("toy"):
+        for _ in range(2):
+            with te.autocast(recipe=recipe):
+                pass
+        recipe.fp8_format = Format.HYBRID
+        with pytest.raises(UnsupportedError, match=SENTENCE), te.autocast(recipe=recipe):
+            pass

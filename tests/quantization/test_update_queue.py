@@ -42,6 +42,26 @@ def test_a_state_that_is_gone_is_forgotten():
     assert log == []
 
 
+def test_a_state_that_is_gone_leaves_nothing_in_the_queue():
+    queue = UpdateQueue()
+    for _ in range(50):
+        queue.add(Counting([], "gone"), forward=True)
+        queue.add(Counting([], "gone"), forward=False)
+    assert not queue._forward.states
+    assert not queue._backward.states
+
+
+def test_what_is_forgotten_is_not_updated():
+    log: list[str] = []
+    queue, state = UpdateQueue(), Counting(log, "a")
+    queue.add(state, forward=True)
+    queue.add(state, forward=False)
+    queue.clear()
+    queue.update(forward=True)
+    queue.update(forward=False)
+    assert log == []
+
+
 def test_an_error_leaves_the_states_behind_it_waiting_and_repeats_none():
     log: list[str] = []
     queue = UpdateQueue()

@@ -1,0 +1,140 @@
+"""The op calls of a linear layer: which copies its gemms read, and the casts and gemms that follow from that.
+
+One source for those who run them (a module's plan resolves each call) and for those who only ask (autocast, whether
+a backend has a recipe).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from te_hal.schema.storage import StorageKind
+from te_hal.schema.support import Call
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from te_hal.dispatch import GemmCopies
+    from te_hal.schema.formats import ColumnwiseOrder, ElementFormat, ScalingMode
+    from te_hal.schema.support import Kind
+
+
+class Copies(NamedTuple):
+    """Which copies of a quantized operand."""
+
+    rowwise: bool
+    columnwise: bool
+
+
+NO_COPIES = Copies(rowwise=False, columnwise=False)
+ROWWISE = Copies(rowwise=True, columnwise=False)
+
+
+class LinearCopies(NamedTuple):
+    """Copies of the operands.
+
+    Attributes:
+        input_made, weight_made: made in the forward: what fprop and the backward read.
+        input_kept, weight_kept: kept for the backward; none where no gradient asks for them.
+        input_remade: made in the backward, where it is the original input that is kept.
+        grad_made: of grad_output.
+    """
+
+    input_made: Copies = NO_COPIES
+    weight_made: Copies = NO_COPIES
+    input_kept: Copies = NO_COPIES
+    weight_kept: Copies = NO_COPIES
+    input_remade: Copies = NO_COPIES
+    grad_made: Copies = NO_COPIES
+
+
+def linear_copies(
+    gemm_copies: Callable[[str, ElementFormat, ScalingMode], GemmCopies],
+    forward: ElementFormat,
+    backward: ElementFormat,
+    mode: ScalingMode,
+    *,
+    dgrad: bool,
+    wgrad: bool,
+    keeps_original_input: bool = False,
+) -> LinearCopies:
+    """Which copies of which operand the layer makes and keeps, as the backend answers per layout.
+
+    Args:
+        gemm_copies: the backend's answer.
+        forward: format of input and weight.
+        backward: format of grad_output.
+        mode: scaling mode of all operands.
+        dgrad: the input needs a gradient.
+        wgrad: the weight needs a gradient.
+        keeps_original_input: the backward quantizes the input again.
+    """
+    of_fprop = gemm_copies("fprop", forward, mode)
+    of_dgrad = [gemm_copies("dgrad", backward, mode)] * dgrad
+    of_wgrad = [gemm_copies("wgrad", backward, mode)] * wgrad
+    input_read, weight_read = [copies.b for copies in of_wgrad], [copies.b for copies in of_dgrad]
+    input_kept = [] if keeps_original_input else input_read
+    return LinearCopies(
+        input_made=_union([of_fprop.a, *input_kept]),
+        weight_made=_union([of_fprop.b, *weight_read]),
+        input_kept=_union(input_kept),
+        weight_kept=_union(weight_read),
+        input_remade=_union(input_read if keeps_original_input else []),
+        grad_made=_union([copies.a for copies in (*of_dgrad, *of_wgrad)]),
+    )
+
+
+def _union(names: Iterable[str]) -> Copies:
+    wanted = set(names)
+    return Copies(rowwise="rowwise" in wanted, columnwise="columnwise" in wanted)
+
+
+def operand_kind(fmt: ElementFormat, mode: ScalingMode, copies: Copies, order: ColumnwiseOrder) -> StorageKind:
+    """What a quantized operand with these copies is to a capability answer."""
+    return StorageKind.of(fmt, mode, rowwise=copies.rowwise, columnwise=copies.columnwise, order=order)
+
+
+def cast_calls(device: torch.device, dtype: torch.dtype, made: StorageKind, *, delayed: bool) -> list[Call]:
+    """The calls that quantize one operand.
+
+    Args:
+        device: of the operand.
+        dtype: of what is quantized.
+        made: what it becomes.
+        delayed: the scale is given and amax is recorded on the way; else the operand's own amax gives the scale.
+
+    Returns:
+        quantize; and where not delayed amax and compute_scale, which run before it.
+    """
+    fp32 = torch.float32
+    kinds: dict[str, Kind] = {"input": dtype, "scale": fp32, "amax": fp32 if delayed else None, "out": None}
+    flags = {
+        "dtype": made.format.dtype,
+        "mode": made.mode,
+        "rowwise": made.rowwise,
+        "columnwise": made.columnwise,
+        "columnwise_order": made.order,
+    }
+    quantize = Call("quantize", device, kinds, flags)
+    if delayed:
+        return [quantize]
+    amax = Call("amax", device, {"input": dtype, "out": None}, {})
+    return [quantize, amax, Call("compute_scale", device, {"amax": fp32}, {})]
+
+
+def gemm_call(
+    layout: str,
+    device: torch.device,
+    a: Kind,
+    b: Kind,
+    out_dtype: torch.dtype | None,
+    *,
+    bias: torch.dtype | None = None,
+    out: torch.dtype | None = None,
+    accumulate: bool = False,
+) -> Call:
+    """The call of one product; the arguments as te_hal.ops.gemm has them, operands by what they are."""
+    flags = {"layout": layout, "accumulate": accumulate, "out_dtype": out_dtype}
+    return Call("gemm", device, {"a": a, "b": b, "bias": bias, "out": out}, flags)
