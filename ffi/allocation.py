@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     Shape = torch.Size | tuple[int, ...]
 
 
+_ONE = (1,)
+
+
 class Empty(Protocol):
     """A new contiguous tensor of undefined content, on the calling thread's current device of the type."""
 
@@ -31,7 +34,15 @@ def empty_for(device_type: str) -> Empty:
         return _empty
 
     def empty(shape: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:  # noqa: ARG001 - the current one
-        made: torch.Tensor = empty_strided(tuple(shape), _strides(shape), dtype)
+        if len(shape) == 2:  # noqa: PLR2004 - the usual case, without a loop
+            rows, cols = shape
+            strides: tuple[int, ...] = (cols or 1, 1)
+            shape = (rows, cols)
+        elif shape == _ONE:
+            shape = strides = _ONE
+        else:
+            shape, strides = tuple(shape), _strides(shape)
+        made: torch.Tensor = empty_strided(shape, strides, dtype)
         return made
 
     return empty
@@ -43,8 +54,6 @@ def _empty(shape: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tens
 
 def _strides(shape: Shape) -> tuple[int, ...]:
     """Of a contiguous tensor, as torch.empty has them."""
-    if len(shape) == 2:  # noqa: PLR2004 - the usual case, without a loop
-        return (shape[1] or 1, 1)
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _DTYPES = codes.DTYPES
 _ORDERS = codes.ORDERS
-_ONE = torch.Size((1,))
+_ONE = (1,)
 
 
 def quantize(
@@ -41,12 +41,12 @@ def quantize(
     if out is None:
         kind = _kind(dtype, mode, rowwise, columnwise, columnwise_order)
         target = _empty_storage(native, values, kind)
-    else:
-        target = _dense_target(out)
-    _cast(native, values, scale, amax, target)
-    if out is None or out is target:
+        _cast(native, values, scale, amax, target)
         return target
-    _copy_back(out, target)
+    target = _dense_target(out)
+    _cast(native, values, scale, amax, target)
+    if target is not out:
+        _copy_back(out, target)
     return out
 
 
@@ -56,9 +56,11 @@ def _cast(
     """The native call. Written out, as every function called here would cost a tenth of it."""
     if amax is not None and amax.requires_grad:
         check_writable(native, "quantize", "amax", amax)
-    shape = values.shape
+    shape = target.shape
     rows, cols = shape if len(shape) == 2 else rows_and_cols(shape)  # noqa: PLR2004 - the usual case
-    row, row_scale_inv, col, col_scale_inv = target.tensors()
+    row, row_scale_inv = target.rowwise_data, target.rowwise_scale_inv
+    col, col_scale_inv = target.columnwise_data, target.columnwise_scale_inv
+    kind = target.kind
     status = native.lib.api_quantize(
         native.library.api,
         values.data_ptr() or NOTHING_TO_READ,
@@ -69,10 +71,10 @@ def _cast(
         0 if amax is None else amax.data_ptr(),
         0 if row is None else row.data_ptr() or NOTHING_TO_READ,
         0 if col is None else col.data_ptr() or NOTHING_TO_READ,
-        _ORDERS[target.columnwise_order],
+        _ORDERS[kind.order],
         0 if row_scale_inv is None else row_scale_inv.data_ptr(),
         0 if col_scale_inv is None else col_scale_inv.data_ptr(),
-        _DTYPES[target.format.dtype],
+        _DTYPES[kind.format.dtype],
         native.stream(values.device),
     )
     if status:
@@ -88,7 +90,7 @@ def _kind(
 
 
 def _empty_storage(native: Native, values: torch.Tensor, kind: StorageKind) -> QuantizedStorage:
-    shape, device, empty = values.shape, values.device, native.empty
+    shape, device, empty = tuple(values.shape), values.device, native.empty
     scale_inv = empty(_ONE, torch.float32, device)
     row = row_scale_inv = col = col_scale_inv = None
     if kind.rowwise:
@@ -97,13 +99,16 @@ def _empty_storage(native: Native, values: torch.Tensor, kind: StorageKind) -> Q
         turned = shape[-1:] + shape[:-1] if kind.order == ColumnwiseOrder.TRANSPOSED else shape
         col, col_scale_inv = empty(turned, torch.uint8, device), scale_inv
     tensors = (row, row_scale_inv, col, col_scale_inv)
-    return QuantizedStorage.of_kind(kind, tuple(shape), values.dtype, device, tensors)
+    return QuantizedStorage.of_kind(kind, shape, values.dtype, device, tensors)
 
 
 def _dense_target(out: QuantizedStorage) -> QuantizedStorage:
     """``out`` where its buffers are contiguous, else a storage like it whose buffers are."""
     tensors = out.tensors()
-    if all(tensor is None or tensor.is_contiguous() for tensor in tensors):
+    for tensor in tensors:
+        if tensor is not None and not tensor.is_contiguous():
+            break
+    else:
         return out
     return out.with_tensors(
         tuple(None if t is None else torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in tensors)
