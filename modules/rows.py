@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from te_hal.quantization.copies import with_copies
 from te_hal.quantization.float8_tensor import Float8Tensor
-from te_hal.schema.formats import ColumnwiseOrder
-from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
     import torch
 
     from te_hal.modules.plan import Copies
+    from te_hal.schema.formats import ColumnwiseOrder
+    from te_hal.schema.storage import QuantizedStorage
 
 
 def plain_rows(tensor: torch.Tensor) -> torch.Tensor:
@@ -29,20 +29,4 @@ def quantized_rows(tensor: Float8Tensor, copies: Copies, order: ColumnwiseOrder)
     storage = with_copies(
         tensor.quantized_storage, rowwise=copies.rowwise, columnwise=copies.columnwise, order=order
     ).keep(rowwise=copies.rowwise, columnwise=copies.columnwise)
-    columns = storage.shape[-1]
-    row, column = storage.rowwise_data, storage.columnwise_data
-    if row is not None:
-        row = row.view(-1, columns)
-    if column is not None:
-        column = column.view(columns, -1) if order == ColumnwiseOrder.TRANSPOSED else column.view(-1, columns)
-    return QuantizedStorage(
-        format=storage.format,
-        mode=storage.mode,
-        shape=(storage.numel() // columns, columns),
-        dtype=storage.dtype,
-        rowwise_data=row,
-        rowwise_scale_inv=storage.rowwise_scale_inv,
-        columnwise_data=column,
-        columnwise_scale_inv=storage.columnwise_scale_inv,
-        columnwise_order=order,
-    )
+    return storage.view((-1, storage.shape[-1]))

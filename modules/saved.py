@@ -12,10 +12,12 @@ if TYPE_CHECKING:
 
     import torch
 
+    from te_hal.schema.storage import StorageKind
+
     Saveable = torch.Tensor | QuantizedStorage | None
     Rebuild = Callable[[Sequence[torch.Tensor | None]], Saveable]
 
-_FIELDS = ("rowwise_data", "rowwise_scale_inv", "columnwise_data", "columnwise_scale_inv")
+_BUFFERS = 4  #: of a storage
 
 
 def prepare_for_saving(*values: Saveable) -> tuple[list[torch.Tensor | None], list[Rebuild]]:
@@ -30,16 +32,7 @@ def prepare_for_saving(*values: Saveable) -> tuple[list[torch.Tensor | None], li
     for value in values:
         if isinstance(value, QuantizedStorage):
             tensors += value.tensors()
-            rebuilds.append(
-                partial(
-                    _storage,
-                    format=value.format,
-                    mode=value.mode,
-                    shape=value.shape,
-                    dtype=value.dtype,
-                    columnwise_order=value.columnwise_order,
-                )
-            )
+            rebuilds.append(partial(_storage, value.kind, value.shape, value.dtype))
         else:
             tensors.append(value)
             rebuilds.append(_tensor)
@@ -51,7 +44,7 @@ def restore_from_saved(rebuilds: Sequence[Rebuild], tensors: Sequence[torch.Tens
     values: list[Saveable] = []
     position = 0
     for rebuild in rebuilds:
-        count = 1 if rebuild is _tensor else len(_FIELDS)
+        count = 1 if rebuild is _tensor else _BUFFERS
         values.append(rebuild(tensors[position : position + count]))
         position += count
     return values
@@ -61,5 +54,9 @@ def _tensor(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     return tensors[0]
 
 
-def _storage(tensors: Sequence[torch.Tensor | None], **description: object) -> QuantizedStorage:
-    return QuantizedStorage(**description, **dict(zip(_FIELDS, tensors, strict=True)))  # type: ignore[arg-type]
+def _storage(
+    kind: StorageKind, shape: tuple[int, ...], dtype: torch.dtype, tensors: Sequence[torch.Tensor | None]
+) -> QuantizedStorage:
+    buffers = tuple(tensors)
+    device = next(tensor.device for tensor in buffers if tensor is not None)
+    return QuantizedStorage.of_kind(kind, shape, dtype, device, buffers)
