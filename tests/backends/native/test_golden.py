@@ -1,0 +1,203 @@
+"""What Transformer Engine recorded (tests/golden/README.md), by the kernels of the native backends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import golden_values
+import numpy as np
+import pytest
+import torch
+from closeness import relative_error
+from golden_modules import CASES, bound_of, compared, distance
+from golden_modules import run as run_module
+from native_backends import same
+
+from te_hal import ops
+from te_hal.schema.formats import E4M3, E5M2, ElementFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from native_backends import NativeBackend
+
+    from te_hal.schema.storage import QuantizedStorage
+
+QUANTIZERS = golden_values.load("quantizers")
+FUNCTIONAL = golden_values.load("functional")
+FUSED = golden_values.load("fused")
+STATE = golden_values.load("state")
+BY_NAME = {"e4m3": E4M3, "e5m2": E5M2}
+
+#: Behind a norm or an activation: units in the last place of fp32, and the share of bytes that are one code off.
+ULP, CODES_OFF = 2, 1e-3
+
+
+@pytest.mark.parametrize("case", QUANTIZERS.cases("delayed/"))
+def test_a_given_scale(case: str, native: NativeBackend) -> None:
+    recorded = QUANTIZERS.case(case)
+    _, _, name, scale = case.split("/")
+    running = native.put(torch.zeros(1))
+    with native.use():
+        given = native.put(recorded["x"]), native.put(torch.tensor([float(scale)]))
+        storage = ops.quantize(*given, amax=running, dtype=BY_NAME[name].dtype, columnwise=True)
+        decoded = ops.dequantize(storage)
+    assert same(storage.rowwise_data, recorded["data"])
+    assert same(storage.columnwise_data, recorded["transpose"])
+    assert same(storage.rowwise_scale_inv, recorded["scale_inv"])
+    assert same(running, recorded["amax"])
+    assert same(decoded, recorded["dequant"])
+
+
+@pytest.mark.parametrize("case", QUANTIZERS.cases("special/"))
+def test_special_values(case: str, native: NativeBackend) -> None:
+    recorded = QUANTIZERS.case(case)
+    running = native.put(torch.zeros(1))
+    with native.use():
+        given = native.put(recorded["x"]), native.put(torch.ones(1))
+        storage = ops.quantize(*given, amax=running, dtype=BY_NAME[case.split("/")[1]].dtype)
+    assert same(storage.rowwise_data, recorded["data"])
+    assert same(running, recorded["amax"])
+
+
+@pytest.mark.parametrize("case", QUANTIZERS.cases("current/"))
+def test_a_scale_of_its_own(case: str, native: NativeBackend) -> None:
+    recorded = QUANTIZERS.case(case)
+    _, _, name, power_of_2, epsilon, _ = case.split("/")
+    flags = {"power_of_2": power_of_2 == "pow2=True", "epsilon": float(epsilon.removeprefix("eps="))}
+    with native.use():
+        x = native.put(recorded["x"])
+        scale = ops.compute_scale(ops.amax(x), fp8_max=BY_NAME[name].max, **flags)
+        storage = ops.quantize(x, scale, dtype=BY_NAME[name].dtype, columnwise=True)
+    assert same(storage.rowwise_data, recorded["data"])
+    assert same(storage.columnwise_data, recorded["transpose"])
+    assert same(storage.rowwise_scale_inv, recorded["scale_inv"])
+
+
+@pytest.mark.parametrize("recording", ["max4", "recent4"])
+def test_histories_and_scales(recording: str, native: NativeBackend) -> None:
+    algorithm = {"max4": "max", "recent4": "most_recent"}[recording]
+    steps = [case for case in STATE.cases(f"{recording}/step") if f"{case}/x" in STATE]
+    for direction, format_ in (("fwd", E4M3), ("bwd", E5M2)):
+        first = STATE[f"{steps[0]}/meta/self/scaling_{direction}/amax_history"]
+        history, scale = native.put(torch.zeros_like(first)), native.put(torch.ones(first.shape[1]))
+        for step in steps:
+            names = (f"{step}/x", f"{recording}/param/weight") if direction == "fwd" else (f"{step}/g",)
+            after = STATE.case(f"{step}/meta/self/scaling_{direction}")
+            with native.use():
+                for slot, name in enumerate(names):
+                    ops.amax(native.put(STATE[name]), out=history[0, slot])
+                ops.update_delayed_scale(history, scale, fp8_max=format_.max, amax_compute_algo=algorithm)
+            assert same(history, after["amax_history"]), step
+            assert same(scale, after["scale"]), step
+
+
+@pytest.mark.parametrize("case", FUNCTIONAL.cases("act/"))
+def test_activations(case: str, native: NativeBackend) -> None:
+    recorded, name = FUNCTIONAL.case(case), case.split("/")[1]
+    bound = 1e-4 if case.endswith("bfloat16") else 1e-6
+    x, grad = native.put(recorded["x"]), native.put(recorded["gy"])
+    with native.use():
+        assert relative_error(ops.activation_fwd(x, activation=name).cpu(), recorded["y"]) <= bound
+        assert relative_error(ops.activation_bwd(grad, x, activation=name).cpu(), recorded["gx"]) <= bound
+
+
+@pytest.mark.parametrize("case", ["plain", "causal"])
+def test_softmax(case: str, native: NativeBackend) -> None:
+    recorded = FUNCTIONAL.case(f"softmax/{case}/bfloat16")
+    x, grad = native.put(recorded["x"]), native.put(recorded["gy"])
+    with native.use():
+        output = ops.softmax_fwd(x, scale=0.125, causal="top_left" if case == "causal" else "none")
+        grad_input = ops.softmax_bwd(grad, output, scale=0.125)
+    assert relative_error(output.cpu(), recorded["y"]) <= 1e-4
+    assert relative_error(grad_input.cpu(), recorded["gx"]) <= 1e-4
+
+
+def test_the_product_under_current_scaling(native: NativeBackend) -> None:
+    recorded = FUNCTIONAL.case("gemm/current")
+    with native.use():
+        given = [native.put(recorded[name]) for name in ("x", "w")]
+        x, w = (
+            ops.quantize(t, ops.compute_scale(ops.amax(t), fp8_max=E4M3.max), dtype=E4M3.dtype, columnwise=True)
+            for t in given
+        )
+        product = ops.gemm(x, w, out_dtype=torch.float32)
+    assert relative_error(product.cpu(), recorded["y"]) <= 3e-4
+
+
+def assert_written(storage: QuantizedStorage, recorded: dict[str, torch.Tensor]) -> None:
+    """The bytes but for few that are one code off, and the scale within a few units in the last place."""
+    for name, golden in (("rowwise_data", "data"), ("columnwise_data", "transpose")):
+        found, expected = getattr(storage, name).cpu().int(), recorded[golden].int()
+        off = (found != expected).sum().item()
+        assert off <= CODES_OFF * found.numel(), off
+        assert (found - expected).abs().max().item() <= 1
+    np.testing.assert_array_max_ulp(storage.rowwise_scale_inv.cpu().numpy(), recorded["scale_inv"].numpy(), maxulp=ULP)
+
+
+def assert_quantized(
+    native: NativeBackend,
+    fp32: torch.Tensor,
+    amax_of: str,
+    target: ElementFormat,
+    recorded: dict[str, torch.Tensor],
+    *,
+    delayed: bool,
+) -> None:
+    """The cast of a kernel's fp32 result, under delayed or current scaling, against what the fused kernel wrote."""
+    flags = {"dtype": target.dtype, "columnwise": True}
+    with native.use():
+        if delayed:
+            amax = native.put(torch.zeros(1))
+            storage = ops.quantize(fp32, native.put(torch.tensor([0.7])), amax=amax, **flags)
+            np.testing.assert_array_max_ulp(amax.cpu().numpy(), recorded["amax"].numpy(), maxulp=ULP)
+        else:
+            rounded = fp32.bfloat16()
+            scale = ops.compute_scale(ops.amax(rounded if amax_of == "rounded" else fp32), fp8_max=target.max)
+            storage = ops.quantize(rounded, scale, **flags)
+    assert_written(storage, recorded)
+
+
+@pytest.mark.parametrize("case", FUSED.cases("norm/"))
+def test_a_norm_and_a_cast(case: str, native: NativeBackend) -> None:
+    _, norm, _, zero_centered, quantizer = case.split("/")
+    recorded = FUSED.case(case)
+    names = ("x", "weight", "bias") if norm == "layernorm" else ("x", "weight")
+    forward: Callable[..., tuple[torch.Tensor, ...]] = getattr(ops, f"{norm}_fwd")
+    with native.use():
+        given = [native.put(recorded[name]) for name in names]
+        fp32, *statistics = forward(*given, zero_centered_gamma=zero_centered == "zc=True", out_dtype=torch.float32)
+    np.testing.assert_array_max_ulp(statistics[-1].cpu().numpy(), recorded["rsigma"].numpy(), maxulp=ULP)
+    assert_quantized(native, fp32, "rounded", E4M3, recorded, delayed=quantizer == "delayed")
+
+
+@pytest.mark.parametrize("case", FUSED.cases("act/"))
+def test_an_activation_and_a_cast(case: str, native: NativeBackend) -> None:
+    _, activation, _, quantizer = case.split("/")
+    recorded = FUSED.case(case)
+    with native.use():
+        fp32 = ops.activation_fwd(native.put(recorded["x"]), activation=activation, out_dtype=torch.float32)
+    assert_quantized(native, fp32, "fp32", E4M3, recorded, delayed=quantizer == "delayed")
+
+
+@pytest.mark.parametrize("quantizer", ["delayed", "current"])
+def test_a_bias_gradient_and_a_cast(quantizer: str, native: NativeBackend) -> None:
+    recorded = FUSED.case(f"bgrad_quantize/bfloat16/{quantizer}")
+    grad = native.put(recorded["g"])
+    assert_quantized(native, grad, "rounded", E5M2, recorded, delayed=quantizer == "delayed")
+    with native.use():
+        assert relative_error(ops.bias_grad(grad).cpu(), recorded["dbias"]) <= 1e-3
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_three_steps_of_a_module(case: tuple[str, str, str], native: NativeBackend) -> None:
+    _, dtype, recipe_name = case
+    with native.use():
+        found = run_module(*case, device=native.device)
+    keys = compared(found)
+    assert len(keys) >= 7
+    for key in keys:
+        if "meta" in key:
+            assert same(found[key], found[f"ref/{key}"]), key
+        else:
+            assert distance(found[key], found[f"ref/{key}"]) <= bound_of(key, dtype, recipe_name), key
