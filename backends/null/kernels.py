@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,16 +10,23 @@ import torch
 from te_hal.schema.catalog import SCHEMAS
 from te_hal.schema.formats import element_format
 from te_hal.schema.op import REQUIRED, OpSchema, Output
-from te_hal.schema.shapes import output_dtype, output_shape
+from te_hal.schema.shapes import dtype_source, shape_source
 from te_hal.schema.storage import QuantizedStorage, StorageKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
+
+    from te_hal.schema.formats import ColumnwiseOrder, ScalingMode
 
 
 def _kernel(schema: OpSchema) -> Callable[..., Any]:
     """A function with the schema's signature. Its text names every parameter, so a call costs no binding."""
-    namespace: dict[str, Any] = {"SCHEMA": schema, "results": _results}
+    namespace: dict[str, Any] = {
+        "torch": torch,
+        "empty": torch.empty,
+        "empty_storage": QuantizedStorage.empty,
+        "kind_of": _kind,
+    }
     exec(compile(kernel_source(schema), f"<null kernel {schema.name}>", "exec"), namespace)  # noqa: S102 - own text
     kernel: Callable[..., Any] = namespace[schema.name]
     for name, _, default in schema.signature:
@@ -29,47 +37,45 @@ def _kernel(schema: OpSchema) -> Callable[..., Any]:
 
 def kernel_source(schema: OpSchema) -> str:
     """The Python text of an op's kernel. Keyword defaults stand as None and are set afterwards."""
-    names = [name for name, _, _ in schema.signature]
     parameters = []
     for name, keyword_only, default in schema.signature:
         if keyword_only and "*" not in parameters:
             parameters.append("*")
         parameters.append(name if default is REQUIRED else f"{name}=None")
     lines = [f"def {schema.name}({', '.join(parameters)}):"]
-    if "out" in names:
+    if any(operand.name == "out" for operand in schema.operands):
         lines += ["    if out is not None:", "        return out"]
-    if schema.outputs:
-        lines.append(f"    return results(SCHEMA, {{{', '.join(f'{name!r}: {name}' for name in names)}}})")
-    elif len(lines) == 1:
+    if not schema.outputs:
         lines.append("    return None")
+    elif schema.variant is None:
+        lines.append(f"    return {_results(schema, None)}")
+    else:
+        flag = next(flag for flag in schema.flags if flag.name == schema.variant)
+        for value in flag.choices:
+            lines += [f"    if {flag.name} == {value!r}:", f"        return {_results(schema, value)}"]
     return "\n".join(lines) + "\n"
 
 
-def _results(schema: OpSchema, arguments: Mapping[str, Any]) -> object:
-    device = arguments[schema.operands[0].name].device
-    made = tuple(_empty(schema, output, arguments, device) for output in schema.outputs)
-    return made[0] if len(made) == 1 else made
+def _results(schema: OpSchema, variant: object) -> str:
+    """The Python text of what the kernel returns."""
+    made = [_empty(schema, output, variant) for output in schema.outputs]
+    return made[0] if len(made) == 1 else f"({', '.join(made)})"
 
 
-def _empty(schema: OpSchema, output: Output, arguments: Mapping[str, Any], device: torch.device) -> object:
-    shape = output_shape(schema, output.shape, arguments)
-    dtype = output_dtype(output.dtype, arguments)
+def _empty(schema: OpSchema, output: Output, variant: object) -> str:
+    shape, device = shape_source(schema, output.shape, variant), f"{schema.operands[0].name}.device"
     if schema.returns_storage:
-        return _empty_storage(shape, dtype, arguments, device)
-    return torch.empty(shape, dtype=dtype, device=device)
+        kind = "kind_of(dtype, mode, rowwise, columnwise, columnwise_order)"
+        return f"empty_storage({kind}, {shape}, input.dtype, {device})"
+    dtype = dtype_source(schema, output.dtype) if isinstance(output.dtype, str) else repr(output.dtype)
+    return f"empty({shape}, dtype={dtype}, device={device})"
 
 
-def _empty_storage(
-    shape: tuple[int, ...], dtype: torch.dtype, arguments: Mapping[str, Any], device: torch.device
-) -> QuantizedStorage:
-    kind = StorageKind.of(
-        element_format(dtype),
-        arguments["mode"],
-        rowwise=arguments["rowwise"],
-        columnwise=arguments["columnwise"],
-        order=arguments["columnwise_order"],
-    )
-    return QuantizedStorage.empty(kind, shape, arguments["input"].dtype, device)
+@functools.cache
+def _kind(
+    dtype: torch.dtype, mode: ScalingMode, rowwise: bool, columnwise: bool, order: ColumnwiseOrder
+) -> StorageKind:
+    return StorageKind.of(element_format(dtype), mode, rowwise=rowwise, columnwise=columnwise, order=order)
 
 
 KERNELS: dict[str, Callable[..., Any]] = {name: _kernel(schema) for name, schema in SCHEMAS.items()}

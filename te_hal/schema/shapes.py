@@ -1,4 +1,4 @@
-"""Shape rules: parsing, the message of a broken rule, and the shapes of results."""
+"""Shape rules: parsing, the message of a broken rule, and the shapes and dtypes of results as Python text."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import functools
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from te_hal.schema.errors import ArgumentError
 
@@ -80,44 +78,47 @@ def _say(rule: str) -> str:
     return f"[{', '.join(rule.split())}]"
 
 
-def output_shape(schema: OpSchema, rule: ShapeRule, arguments: Mapping[str, Any]) -> tuple[int, ...]:
-    """The shape that a result rule gives for checked arguments."""
-    variant = arguments[schema.variant] if schema.variant else None
+def shape_source(schema: OpSchema, rule: ShapeRule, variant: object) -> str:
+    """A Python expression over the op's arguments: the shape that a result rule gives, a tuple, for a checked call.
+
+    Args:
+        schema: the op.
+        rule: the result's.
+        variant: value of the op's variant flag; None without one.
+    """
     text = schema.shape_rule(rule, variant)
     if text == "1":
-        return (1,)
+        return "(1,)"
     if text[0] == "*":
-        return tuple(arguments[text[1:]].shape)
-    bound, leading = _bind(schema, arguments, variant)
+        return f"tuple({text[1:]}.shape)"
+    leading, sizes = _sources(schema, variant)
     dims = parse(text)
-    return (leading if dims.leading else ()) + tuple(factor * bound[symbol] for factor, symbol in dims.sizes)
+    parts = [sizes[symbol] if factor == 1 else f"{factor} * ({sizes[symbol]})" for factor, symbol in dims.sizes]
+    return " + ".join([leading] * dims.leading + [f"({', '.join(parts)},)"] * bool(parts))
 
 
-def _bind(schema: OpSchema, arguments: Mapping[str, Any], variant: object) -> tuple[dict[str, int], tuple[int, ...]]:
-    bound: dict[str, int] = {}
-    leading: tuple[int, ...] = ()
+def _sources(schema: OpSchema, variant: object) -> tuple[str, dict[str, str]]:
+    """Where the leading sizes and each symbol are read from: the first operand that must be given and has them."""
+    leading, sizes = "()", {}
     for operand in schema.operands:
         text = schema.shape_rule(operand.shape, variant)
-        if arguments[operand.name] is None or text[0] in "1*<":
+        if operand.optional or text[0] in "1*<":
             continue
         dims = parse(text)
-        shape = tuple(arguments[operand.name].shape)
-        split = len(shape) - len(dims.sizes)
-        if dims.leading:
-            leading = shape[:split]
-        for (factor, symbol), size in zip(dims.sizes, shape[split:], strict=True):
-            bound.setdefault(symbol, size // factor)
-    return bound, leading
+        count = len(dims.sizes)
+        if dims.leading and leading == "()":
+            leading = f"tuple({operand.name}.shape{f'[:-{count}]' if count else ''})"
+        for index, (factor, symbol) in enumerate(dims.sizes):
+            size = f"{operand.name}.shape[{index - count}]"
+            sizes.setdefault(symbol, size if factor == 1 else f"{size} // {factor}")
+    return leading, sizes
 
 
-def output_dtype(dtype: torch.dtype | str, arguments: Mapping[str, Any]) -> torch.dtype:
-    """The dtype that a result rule gives: the first of its names that is not None."""
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    for name in dtype.split("|"):
-        value = arguments[name]
-        if value is not None:
-            found: torch.dtype = value if isinstance(value, torch.dtype) else value.dtype
-            return found
-    msg = f"no dtype for a result that follows {dtype!r}"
-    raise ValueError(msg)
+def dtype_source(schema: OpSchema, dtype: str) -> str:
+    """A Python expression over the op's arguments: the dtype of a result that follows the names in ``dtype``."""
+    operands = {operand.name: operand for operand in schema.operands}
+    *others, last = dtype.split("|")
+    source = f"{last}.dtype" if last in operands else last
+    for name in reversed(others):
+        source = f"{name}{'.dtype' if name in operands else ''} if {name} is not None else {source}"
+    return source

@@ -6,7 +6,7 @@ from example_calls import ALL_CALLS, arguments, call_id
 
 from te_hal.schema.catalog import SCHEMAS
 from te_hal.schema.op import OpSchema
-from te_hal.schema.shapes import Dims, broadcasts, output_dtype, output_shape, parse
+from te_hal.schema.shapes import Dims, broadcasts, dtype_source, parse, shape_source
 
 PARSED = {
     "M K": Dims(False, ((1, "M"), (1, "K"))),
@@ -44,20 +44,41 @@ def test_broadcasting_is_torchs_without_changing_the_target(shape: tuple[int, ..
     assert broadcasts(shape, target) is right
 
 
+def value_of(source: str, arguments: dict[str, object]) -> object:
+    return eval(source, None, arguments)  # noqa: S307 - text made by te_hal itself
+
+
 @pytest.mark.parametrize(("schema", "variant"), ALL_CALLS, ids=call_id)
 def test_every_result_has_a_shape_and_a_dtype_for_a_right_call(schema: OpSchema, variant: object) -> None:
     given = arguments(schema, variant)
     for output in schema.outputs:
-        shape = output_shape(schema, output.shape, given)
+        shape = value_of(shape_source(schema, output.shape, variant), given)
+        assert type(shape) is tuple
         assert all(isinstance(size, int) and size > 0 for size in shape)
-        assert isinstance(output_dtype(output.dtype, given), torch.dtype)
+        if isinstance(output.dtype, str):
+            assert isinstance(value_of(dtype_source(schema, output.dtype), given), torch.dtype)
 
 
-def test_a_result_without_a_dtype_says_what_it_follows() -> None:
-    with pytest.raises(ValueError, match="follows 'out_dtype'"):
-        output_dtype("out_dtype", {"out_dtype": None})
+# Op, variant, operands -> the shape of its first result.
+SHAPES: dict[str, tuple[str, object, dict[str, object], tuple[int, ...]]] = {
+    "zero_sizes": ("gemm", "fprop", {"a": torch.ones(0, 3), "b": torch.ones(2, 3)}, (0, 2)),
+    "wgrad": ("gemm", "wgrad", {"a": torch.ones(5, 2), "b": torch.ones(5, 3)}, (2, 3)),
+    "half_of_the_last": ("activation_fwd", "swiglu", {"input": torch.ones(4, 2, 6)}, (4, 2, 3)),
+    "one_element": ("amax", {"input": torch.ones(4, 2)}, (1,)),
+    "of_an_operand": ("compute_scale", {"amax": torch.ones(())}, ()),
+}
 
 
-def test_zero_sizes_go_through() -> None:
-    given = {"a": torch.ones(0, 3), "b": torch.ones(2, 3), "bias": None, "out": None, "layout": "fprop"}
-    assert output_shape(SCHEMAS["gemm"], SCHEMAS["gemm"].outputs[0].shape, given) == (0, 2)
+@pytest.mark.parametrize("case", SHAPES)
+def test_a_results_shape_follows_its_rule(case: str) -> None:
+    op, variant, given, expected = SHAPES[case]
+    schema = SCHEMAS[op]
+    assert value_of(shape_source(schema, schema.outputs[0].shape, variant), given) == expected
+
+
+def test_a_results_dtype_is_the_first_that_is_given() -> None:
+    source = dtype_source(SCHEMAS["gemm"], "out_dtype|out|a")
+    half, double, single = torch.float16, torch.ones(1, dtype=torch.float64), torch.ones(1)
+    assert value_of(source, {"out_dtype": half, "out": double, "a": single}) == torch.float16
+    assert value_of(source, {"out_dtype": None, "out": double, "a": single}) == torch.float64
+    assert value_of(source, {"out_dtype": None, "out": None, "a": single}) == torch.float32
