@@ -27,7 +27,11 @@ MAY_IMPORT = {
     "quantization": {"schema", "dispatch", "ops", "recipe"},
     "modules": {"schema", "dispatch", "ops", "recipe", "quantization"},
 }
-DEVICE_NEUTRAL = ("modules", "recipe", "quantization")
+DEVICE_NEUTRAL = ("modules", "recipe", "quantization", "schema", "dispatch", "ops")
+#: Layers whose docstrings and messages name no vendor either. Modules describe arguments of Transformer Engine.
+NEUTRAL_IN_WORDS = ("recipe", "quantization", "schema", "dispatch", "ops")
+#: Names of a vendor's chips, which no identifier has.
+CHIPS = {"hopper", "blackwell", "ampere"}
 VENDOR_WORDS = {
     *("musa", "mudnn", "mublas", "mccl", "mthreads", "cuda", "cudnn", "cublas", "nccl", "nvidia"),
     *("hip", "rocm", "amd", "xpu", "npu", "hpu", "cffi"),
@@ -133,6 +137,19 @@ def test_a_device_neutral_layer_names_no_vendor(layer: str) -> None:
         for path in files
         for name in identifiers(parsed(path))
         if words(name) & VENDOR_WORDS and name not in NAMES_OF_TRANSFORMER_ENGINE
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("layer", NEUTRAL_IN_WORDS)
+def test_the_docstrings_and_messages_of_the_core_name_no_vendor(layer: str) -> None:
+    wrong = [
+        f"{name_of(path)}:{node.lineno}: {node.value.strip()[:60]}"
+        for path in source_files(PACKAGE / layer)
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and words(node.value) & (VENDOR_WORDS | CHIPS)
     ]
     assert not wrong
 
