@@ -21,7 +21,6 @@ def dispatch(monkeypatch):
     import dispatch  # noqa: PLC0415 - found on the path from here on
 
     yield dispatch
-    te_hal.reset()
     for name in ("dispatch", "environment_line"):
         sys.modules.pop(name, None)
 

@@ -14,8 +14,7 @@ from te_hal.schema.support import Code, Support
 @pytest.fixture
 def broken_backend():
     register_backend(stub("broken", usable=lambda: Support.no(Code.ENVIRONMENT, "its board is unplugged")))
-    yield "broken"
-    te_hal.reset()
+    return "broken"
 
 
 def test_every_backend_is_in_the_table(command_line):

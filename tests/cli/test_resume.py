@@ -48,8 +48,6 @@ def test_a_finished_comparison_resumes_to_the_same_report(command_line):
 @pytest.fixture
 def twin_backend():
     register_backend(dataclasses.replace(te_hal.get_backend(), name="twin", default_for=frozenset()))
-    yield
-    te_hal.reset()
 
 
 @pytest.fixture

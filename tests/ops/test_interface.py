@@ -1,7 +1,6 @@
 """The op functions are the schemas: same names, same signatures, and each argument arrives where it belongs."""
 
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,13 +14,6 @@ from te_hal.dispatch.signature import signature_text
 from te_hal.schema.catalog import SCHEMAS
 from te_hal.schema.op import REQUIRED, OpSchema
 from te_hal.schema.support import SUPPORTED
-
-
-@pytest.fixture(autouse=True)
-def _state_after_import() -> Iterator[None]:
-    te_hal.reset()
-    yield
-    te_hal.reset()
 
 
 def test_there_is_one_function_per_schema_and_nothing_else() -> None:

@@ -148,11 +148,8 @@ CASES = list(all_cases())
 
 
 @pytest.fixture(autouse=True)
-def _null_in_force() -> Iterator[None]:
-    te_hal.reset()
+def _null_in_force() -> None:
     te_hal.set_backend("null")
-    yield
-    te_hal.reset()
 
 
 def names_the_argument(case: Case, error: TeHalError) -> bool:

@@ -1,4 +1,4 @@
-"""Each test of modules starts from, and leaves behind, the state after import."""
+"""Each test starts from, and leaves behind, the state after import; random tensors are the same in every run."""
 
 from collections.abc import Iterator
 
