@@ -64,8 +64,8 @@ SHAPES: dict[str, tuple[str, object, dict[str, object], tuple[int, ...]]] = {
     "zero_sizes": ("gemm", "fprop", {"a": torch.ones(0, 3), "b": torch.ones(2, 3)}, (0, 2)),
     "wgrad": ("gemm", "wgrad", {"a": torch.ones(5, 2), "b": torch.ones(5, 3)}, (2, 3)),
     "half_of_the_last": ("activation_fwd", "swiglu", {"input": torch.ones(4, 2, 6)}, (4, 2, 3)),
-    "one_element": ("amax", {"input": torch.ones(4, 2)}, (1,)),
-    "of_an_operand": ("compute_scale", {"amax": torch.ones(())}, ()),
+    "one_element": ("amax", None, {"input": torch.ones(4, 2)}, (1,)),
+    "of_an_operand": ("compute_scale", None, {"amax": torch.ones(())}, ()),
 }
 
 
