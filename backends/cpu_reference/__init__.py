@@ -2,7 +2,8 @@
 
 Casts, scales, amax and state updates are exact to the bit on every supported torch; gemm, norm and softmax keep
 the bounds of their schemas. Nothing here is tied to a device, so whatever torch runs on can be served, and tensors
-on the CPU are unasked.
+on the CPU are unasked. Arguments, shapes and errors are those of the functions in te_hal.ops with the kernels' names; a
+kernel's docstring gives the rule it follows and what is peculiar to it.
 
     chunks         pieces of rows that stay in the cache
     amax           amax, compute_scale

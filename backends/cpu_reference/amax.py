@@ -13,15 +13,7 @@ _ALL_BUT_MANTISSA = -0x800000  # 0xFF800000 as an int32
 
 
 def amax(input: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Largest magnitude of ``input``; NaN elements are ignored, infinities are not (A1).
-
-    Args:
-        input: fp32, fp16 or bf16, any shape and strides.
-        out: fp32, one element; becomes ``max(out, amax)`` in place.
-
-    Returns:
-        ``out`` where given, else a new fp32 tensor of shape ``[1]``. Of an empty or all-NaN tensor: 0.
-    """
+    """Largest magnitude of ``input``; NaN elements are ignored, infinities are not (A1)."""
     values = input.detach()
     found = amax_of_extremes([torch.aminmax(values)] if values.numel() else [], values)
     if out is None:
@@ -58,18 +50,7 @@ def compute_scale(
     power_of_2: bool = False,
     value_for_inf: float = FLOAT32_MAX,
 ) -> torch.Tensor:
-    """The scale that maps ``amax`` to ``fp8_max``, element by element.
-
-    Args:
-        amax: fp32, any shape.
-        fp8_max: largest finite magnitude of the format.
-        epsilon: floor of amax (S1).
-        power_of_2: round the scale down to a power of two (S4).
-        value_for_inf: what a quotient that overflows becomes (S3).
-
-    Returns:
-        fp32, shape of ``amax``: 1 where amax is zero, infinite or NaN (S2).
-    """
+    """The scale that maps ``amax`` to ``fp8_max``: floor, division, overflow and power of two by S1 to S4."""
     floored = torch.where(amax < epsilon, epsilon, amax)
     scale = divide(fp8_max, floored, value_for_inf)
     scale = torch.where(is_zero(floored) | ~torch.isfinite(floored), 1.0, scale)

@@ -31,21 +31,9 @@ def quantize(
     columnwise: bool = False,
     columnwise_order: ColumnwiseOrder = ColumnwiseOrder.TRANSPOSED,
 ) -> QuantizedStorage:
-    """Cast to FP8: ``round(clamp(float(input) * scale))``, the amax of the same values recorded on the way.
+    """``round(clamp(float(input) * scale))``, the amax of the same values recorded on the way (C1-C4, A1).
 
-    Args:
-        input: fp32, fp16 or bf16, any shape and strides.
-        scale: fp32, one element.
-        amax: fp32, one element; becomes ``max(amax, max|input|)`` in place (A1).
-        out: storage to refill in place, with the copies asked for.
-        dtype: torch.float8_e4m3fn or torch.float8_e5m2.
-        mode: "tensor"; the capability answer refuses the others.
-        rowwise: make the copy of input's shape.
-        columnwise: make the copy for gemms that contract over rows.
-        columnwise_order: "transposed" stores that copy as ``[K, ...]``, "same" like the rowwise one.
-
-    Returns:
-        ``out`` where given, else a new storage; both copies share one ``scale_inv`` of shape ``[1]`` (C5).
+    Both copies share one ``scale_inv`` (C5).
     """
     if scale is None:
         raise ArgumentError("quantize: scale", got="None", accepted="an fp32 tensor", todo="compute_scale gives one")
@@ -119,12 +107,7 @@ def encode(values: torch.Tensor, format: ElementFormat, codes: torch.Tensor | No
 def dequantize(input: QuantizedStorage, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
     """``decode(code) * scale_inv`` in fp32, rounded once to the result's dtype (C6).
 
-    Args:
-        input: storage; its rowwise copy is read, else its columnwise one.
-        out_dtype: fp32, fp16 or bf16; None: the storage's nominal dtype.
-
-    Returns:
-        A new contiguous tensor of the storage's shape.
+    The rowwise copy is read, else the columnwise one.
     """
     codes, scale_inv, transposed = input.copy_to_read()
     if transposed:

@@ -19,16 +19,9 @@ def update_delayed_scale(
     margin: int = 0,
     amax_compute_algo: str = "max",
 ) -> None:
-    """Roll the amax history of n tensors and renew their scales, all in place.
+    """Roll the amax history of n tensors and renew their scales, all in place (D1-D4).
 
-    Args:
-        amax_history: fp32 ``[L, n]``; row 0 is the running amax, row L-1 the newest past one. Written.
-        scale: fp32 ``[n]``, the scales in use. Written.
-        reduced_amax: fp32 ``[n]``, amax over all ranks; where it is zero the history's own counts (D1). May be a
-            view of ``amax_history``.
-        fp8_max: largest finite magnitude of the format.
-        margin: the scale is divided by ``2**margin``.
-        amax_compute_algo: "max" over the window, or "most_recent".
+    ``reduced_amax`` may be a view of ``amax_history``; where it is zero the history's own amax counts (D1).
     """
     newest = amax_history[0]
     if reduced_amax is not None:

@@ -39,15 +39,8 @@ def gemm(
 ) -> torch.Tensor:
     """``a @ b.T + bias`` (fprop), ``a @ b`` (dgrad) or ``a.T @ b`` (wgrad); rules G1 to G4.
 
-    Args:
-        a: ``[M, K]`` for fprop, else ``[M, N]``; fp32, fp16, bf16 or quantized in E4M3 or E5M2. Of a storage the
-            rowwise copy is read where there is one, else the columnwise one.
-        b: ``[N, K]`` for fprop and dgrad, ``[M, K]`` for wgrad.
-        bias: ``[N]``, any of the three plain dtypes, converted exactly; fprop only.
-        out: receives the result, any strides; with ``accumulate`` it is added to in fp32 before the rounding.
-        layout: which product.
-        accumulate: add to ``out``.
-        out_dtype: result dtype; None: that of ``out``, else a's (nominal) dtype.
+    Of a storage the rowwise copy is read where there is one, else the columnwise one. ``out`` may have any strides;
+    with ``accumulate`` it is added to in fp32 before the rounding.
     """
     if out_dtype is None:
         out_dtype = a.dtype if out is None else out.dtype

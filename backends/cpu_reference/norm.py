@@ -26,19 +26,7 @@ def layernorm_fwd(
     zero_centered_gamma: bool = False,
     out_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``(input - mean) * rstd * gamma + beta`` over the last dimension (N1-N3).
-
-    Args:
-        input: ``[..., H]``, fp32, fp16 or bf16.
-        weight: gamma ``[H]``, any of these dtypes; with ``zero_centered_gamma`` gamma minus one.
-        bias: beta ``[H]``.
-        epsilon: added to the biased variance.
-        zero_centered_gamma: add one to ``weight``, in fp32.
-        out_dtype: dtype of the result; None: input's.
-
-    Returns:
-        The result in input's shape; mean and rstd, fp32, in the shape of the leading dimensions.
-    """
+    """``(input - mean) * rstd * gamma + beta`` over the last dimension (N1-N3)."""
     return _forward(input, weight, bias, epsilon, zero_centered_gamma, out_dtype)
 
 
@@ -50,11 +38,7 @@ def rmsnorm_fwd(
     zero_centered_gamma: bool = False,
     out_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``input * rstd * gamma`` over the last dimension (N1-N3); arguments as for :func:`layernorm_fwd`.
-
-    Returns:
-        The result in input's shape; rstd, fp32, in the shape of the leading dimensions.
-    """
+    """``input * rstd * gamma`` over the last dimension (N1-N3)."""
     output, _, rstd = _forward(input, weight, None, epsilon, zero_centered_gamma, out_dtype)
     return output, rstd
 
@@ -68,19 +52,7 @@ def layernorm_bwd(
     *,
     zero_centered_gamma: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of :func:`layernorm_fwd` (N4).
-
-    Args:
-        grad_output: ``[..., H]``, gradient of the result, any plain dtype.
-        input: what the forward normalised.
-        mean: fp32, from the forward.
-        rstd: fp32, from the forward.
-        weight: gamma, as in the forward.
-        zero_centered_gamma: as in the forward.
-
-    Returns:
-        Gradients of input (input's dtype), weight and bias (both weight's dtype).
-    """
+    """Gradients of :func:`layernorm_fwd` (N4)."""
     return _backward(grad_output, input, mean, rstd, weight, zero_centered_gamma)
 
 
@@ -92,7 +64,7 @@ def rmsnorm_bwd(
     *,
     zero_centered_gamma: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of :func:`rmsnorm_fwd` with respect to input and weight (N4); arguments as in layernorm_bwd."""
+    """Gradients of :func:`rmsnorm_fwd` with respect to input and weight (N4)."""
     grad_input, grad_weight, _ = _backward(grad_output, input, None, rstd, weight, zero_centered_gamma)
     return grad_input, grad_weight
 

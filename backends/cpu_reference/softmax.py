@@ -21,18 +21,6 @@ def softmax_fwd(
     A key is hidden if any of mask, causal and window hides it (X2); its probability is exactly 0, whatever its
     score. A row with nothing to see, or with every visible score at -inf, is all zeros, and NaN or +inf in a visible
     score makes every visible probability of its row NaN (X3).
-
-    Args:
-        input: scores ``[..., Sq, Sk]``, fp32, fp16 or bf16.
-        mask: bool, broadcasts to input; True hides.
-        scale: factor on the scores, in fp32 (X1).
-        causal: "none", "top_left" (query i sees keys up to i) or "bottom_right" (up to i + Sk - Sq).
-        window: keys visible left and right of the diagonal that ``causal`` aligns ("none": top left), -1 for no
-            limit. With a causal mask nothing right of the diagonal is visible, whatever the second number says.
-        out_dtype: dtype of the result; None: input's.
-
-    Returns:
-        Probabilities in input's shape.
     """
     out_dtype = out_dtype or input.dtype
     if input.numel() == 0:
@@ -53,14 +41,6 @@ def softmax_bwd(grad_output: torch.Tensor, output: torch.Tensor, *, scale: float
 
     Where ``output`` is 0 (hidden, or too small to show) the gradient is 0 and ``grad_output`` is not looked at, so that
     infinities behind a mask stay there.
-
-    Args:
-        grad_output: gradient of the probabilities, fp32, fp16 or bf16.
-        output: what the forward returned.
-        scale: as in the forward.
-
-    Returns:
-        Gradient of the scores in grad_output's dtype.
     """
     probabilities = output.to(torch.float32)
     untouched = probabilities == 0.0

@@ -1,8 +1,9 @@
 """The op interface: one function per op, checked by its schema, run by the backend in force.
 
-Ops take and return plain tensors and ``QuantizedStorage``; none of them differentiates. What a call may look like,
-what it writes in place and how exact its result is stands in ``te_hal.schema``; who runs it is decided in
-``te_hal.dispatch``, before anything is launched.
+Ops take and return plain tensors and ``QuantizedStorage``; none of them differentiates. The work is queued on the
+current stream of the operands' device, as torch's own is, so results are ordered with what torch does there. What a
+call may look like, what it writes in place and how exact its result is stands in ``te_hal.schema``; who runs it is
+decided in ``te_hal.dispatch``, before anything is launched.
 """
 
 from te_hal.ops.activation import activation_bwd, activation_fwd

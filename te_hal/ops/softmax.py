@@ -30,7 +30,8 @@ def softmax_fwd(
         mask: bool, broadcasts to ``input``; True hides a key.
         scale: multiplies the scores in fp32.
         causal: ``"none"``; ``"top_left"``: query i sees keys up to i; ``"bottom_right"``: up to i + (Sk - Sq).
-        window: keys visible left and right of the diagonal that ``causal`` aligns; -1: all.
+        window: keys visible left and right of the diagonal that ``causal`` aligns ("none": top left); -1: all. With a
+            causal mask nothing right of the diagonal is visible, whatever the second number says.
         out_dtype: fp32, fp16 or bf16; None: that of ``input``.
 
     Returns:
