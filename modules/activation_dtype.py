@@ -23,34 +23,39 @@ def activation_dtype(module: str, input: torch.Tensor, **parameters: torch.Tenso
     Raises:
         ArgumentError: devices differ; dtypes differ without torch.autocast; a dtype that no gemm takes.
     """
-    operands = {"input": input, **{name: given for name, given in parameters.items() if given is not None}}
-    for name, operand in operands.items():
-        if operand.device != input.device:
+    dtype, device = input.dtype, input.device
+    _check_dtype(module, "input", dtype)
+    given = [(name, parameter) for name, parameter in parameters.items() if parameter is not None]
+    for name, parameter in given:
+        if parameter.device != device:
             raise ArgumentError(
                 module,
-                got=f"input on {input.device}, {name} on {operand.device}",
+                got=f"input on {device}, {name} on {parameter.device}",
                 accepted="both on one device",
-                todo=f"move the model or the input: .to({str(input.device)!r})",
+                todo=f"move the model or the input: .to({str(device)!r})",
             )
-        if operand.dtype not in FLOATS:
+        _check_dtype(module, name, parameter.dtype)
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+        return torch.get_autocast_dtype(device.type)
+    for name, parameter in given:
+        if parameter.dtype != dtype:
             raise ArgumentError(
                 module,
-                got=f"{name} of {operand.dtype}",
-                accepted=", ".join(str(dtype) for dtype in FLOATS),
-                todo="cast it",
-            )
-    device_type = input.device.type
-    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
-        return torch.get_autocast_dtype(device_type)
-    for name, operand in operands.items():
-        if operand.dtype != input.dtype:
-            raise ArgumentError(
-                module,
-                got=f"input of {input.dtype}, {name} of {operand.dtype}",
+                got=f"input of {dtype}, {name} of {parameter.dtype}",
                 accepted="one dtype for input and parameters outside of torch.autocast",
-                todo=f"cast the input, build the module with params_dtype={input.dtype}, or use torch.autocast",
+                todo=f"cast the input, build the module with params_dtype={dtype}, or use torch.autocast",
             )
-    return input.dtype
+    return dtype
+
+
+def _check_dtype(module: str, name: str, dtype: torch.dtype) -> None:
+    if dtype not in FLOATS:
+        raise ArgumentError(
+            module,
+            got=f"{name} of {dtype}",
+            accepted=", ".join(str(dtype) for dtype in FLOATS),
+            todo="cast it",
+        )
 
 
 def cast_if_needed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

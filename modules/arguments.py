@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from te_hal.schema.errors import ArgumentError, UnsupportedError
+from te_hal.schema.formats import FLOATS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,18 +65,51 @@ def check_size(where: str, size: object) -> int:
     return size
 
 
-def check_dtype(where: str, dtype: object) -> torch.dtype:
-    """A dtype that parameters can have; None stands for torch's default dtype.
+def check_flags(where: str, flags: Mapping[str, object]) -> None:
+    """Each a bool: nothing is taken by its truth, since the text "False" is true.
 
     Raises:
-        ArgumentError: no floating-point dtype of 16 bits or more.
+        ArgumentError: one is not.
+    """
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise ArgumentError(f"{where}: {name}", got=repr(value), accepted="True, False", todo="pass a bool")
+
+
+def check_callable(where: str, function: object) -> None:
+    """A function, or None for a default.
+
+    Raises:
+        ArgumentError: anything else.
+    """
+    if function is not None and not callable(function):
+        raise ArgumentError(where, got=repr(function), accepted="a function, or None", todo="pass a function")
+
+
+def check_epsilon(where: str, epsilon: object) -> float:
+    """What a norm adds under the root, as a float.
+
+    Raises:
+        ArgumentError: no number, negative, or not a number in IEEE 754's sense.
+    """
+    number = isinstance(epsilon, (int, float)) and not isinstance(epsilon, bool)
+    if not number or not epsilon >= 0:  # type: ignore[operator] # a number; NaN compares as False
+        raise ArgumentError(where, got=repr(epsilon), accepted="a number of at least 0", todo="correct it")
+    return float(epsilon)  # type: ignore[arg-type] # a number
+
+
+def check_dtype(where: str, dtype: object) -> torch.dtype:
+    """A dtype that kernels take; None stands for torch's default dtype.
+
+    Raises:
+        ArgumentError: another dtype, or torch's default dtype is another.
     """
     chosen = torch.get_default_dtype() if dtype is None else dtype
-    if not isinstance(chosen, torch.dtype) or not chosen.is_floating_point or chosen.itemsize == 1:
+    if not isinstance(chosen, torch.dtype) or chosen not in FLOATS:
         raise ArgumentError(
             where,
-            got=repr(dtype),
+            got=repr(dtype) if dtype is not None else f"None, torch's default dtype being {chosen}",
             accepted="torch.float32, torch.bfloat16, torch.float16, or None for torch's default dtype",
-            todo="FP8 is what te.autocast makes of parameters of such a dtype",
+            todo="pass one of these; FP8 is what te.autocast makes of parameters of such a dtype",
         )
     return chosen

@@ -5,18 +5,34 @@ from __future__ import annotations
 import torch
 
 from te_hal.dispatch import ANY_DEVICE, default_device, forced_backend
+from te_hal.schema.errors import ArgumentError
 
 
-def parameter_device(device: torch.device | str | None) -> torch.device:
+def parameter_device(device: torch.device | str | int | None, where: str = "device") -> torch.device:
     """The device for parameters: the given one, else the current backend's.
 
     A forced backend that serves torch's default device, or no forced one: that device. Otherwise the first device
     type that the forced backend serves.
+
+    Raises:
+        ArgumentError: no device of torch; ``where`` says whose argument it is.
     """
     if device is not None:
-        return torch.device(device)
+        return _named(where, device)
     default = default_device()
     backend = forced_backend()
     if backend is None or ANY_DEVICE in backend.serves or default.type in backend.serves:
         return default
     return torch.device(min(backend.serves))
+
+
+def _named(where: str, device: torch.device | str | int) -> torch.device:
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ArgumentError(
+            where,
+            got=repr(device),
+            accepted="a torch.device, its text, or None for the current backend's",
+            todo="correct it, or import the package that adds this device to torch",
+        ) from error

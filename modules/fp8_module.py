@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from te_hal.dispatch import current_memo
 from te_hal.modules.plan import make_plan
+from te_hal.modules.plan_cache import PlanCache
 from te_hal.modules.scaling import build_scaling
 from te_hal.modules.scaling_checkpoint import load_scaling, save_scaling
 from te_hal.modules.state_dict import OptionalExtraState
@@ -50,7 +50,7 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         self.fp8 = False
         self.fp8_calibration = False
         self._weight_cache = WeightCache()
-        self._plans: dict[PlanKey, LinearPlan] = {}
+        self._plans: PlanCache[PlanKey, LinearPlan] = PlanCache(make_plan)
         self._scaling: dict[str, Scaling] = {}
         self._in_use: str | None = None
         self.fp8_initialized = False
@@ -74,7 +74,10 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
             device: of the input.
             order: memory order in which quantizers lay out columnwise copies.
         """
-        self.fp8, self.fp8_calibration = frame.enabled, frame.calibrating
+        if self.fp8 is not frame.enabled:  # torch's __setattr__ costs a microsecond
+            self.fp8 = frame.enabled
+        if self.fp8_calibration is not frame.calibrating:
+            self.fp8_calibration = frame.calibrating
         if frame.recipe is None or not (frame.enabled or frame.calibrating):
             return
         self._use_recipe(frame.recipe, device)
@@ -122,8 +125,8 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         return super()._apply(fn, recurse)  # type: ignore[no-any-return,no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is remade is neither pickled nor copied: plans hold kernels of this process, quantizers share memory."""
-        left_out = {"_plans": {}, "_weight_cache": WeightCache(), "quantizers": {}}
+        """What is remade is neither pickled nor copied: quantizers share memory with the scaling state."""
+        left_out = {"_weight_cache": WeightCache(), "quantizers": {}}
         return {**self.__dict__, **left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -155,17 +158,6 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         if loaded is not None:
             self._scaling[loaded.recipe.family] = loaded
             self._install(loaded.recipe.family)
-
-    def plan_for(self, key: PlanKey) -> LinearPlan:
-        """The plan of a call: kept, or made now if there is none for this selection.
-
-        Raises:
-            UnsupportedError, BackendUnavailableError: as te_hal.modules.plan.make_plan.
-        """
-        plan = self._plans.get(key)
-        if plan is None or plan.memo is not current_memo():
-            plan = self._plans[key] = make_plan(key)
-        return plan
 
     def quantized_weight(
         self,

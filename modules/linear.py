@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed
-from te_hal.modules.arguments import check_dtype, check_size, refuse_later
+from te_hal.modules.arguments import check_callable, check_dtype, check_flags, check_size, refuse_later
 from te_hal.modules.device import parameter_device
 from te_hal.modules.fp8_module import Fp8Module
 from te_hal.modules.linear_call import LinearCall, Quantizers
 from te_hal.modules.linear_function import LinearFunction
-from te_hal.modules.main_grad import Microbatches, main_grad_dtype
+from te_hal.modules.main_grad import FirstMicrobatch, Microbatches, main_grad_dtype
 from te_hal.modules.plan_key import plan_key
 from te_hal.modules.recompute import refuse_recompute
 from te_hal.modules.shape_rule import check_fp8_shape
@@ -73,7 +73,7 @@ class Linear(Fp8Module):
 
     Raises:
         UnsupportedError: an argument of a later feature.
-        ArgumentError: sizes or splits that do not fit.
+        ArgumentError: sizes or splits that do not fit; a flag that is no bool; a dtype that no gemm takes; no device.
     """
 
     def __init__(
@@ -106,6 +106,14 @@ class Linear(Fp8Module):
     ) -> None:
         given = {argument: value for argument, value in locals().items() if argument in _LATER_DEFAULTS}
         refuse_later("Linear", given, _LATER_DEFAULTS)
+        flags = {
+            "fuse_wgrad_accumulation": fuse_wgrad_accumulation,
+            "bias": bias,
+            "return_bias": return_bias,
+            "save_original_input": save_original_input,
+        }
+        check_flags("Linear", flags)
+        check_callable("Linear: init_method", init_method)
         super().__init__(name)
         self.in_features = check_size("Linear: in_features", in_features)
         self.out_features = check_size("Linear: out_features", out_features)
@@ -116,15 +124,11 @@ class Linear(Fp8Module):
         splits = resolve_splits(out_features, parameters_split)
         self.weight_names = [f"{split}weight" for split in splits]
         self.bias_names = [f"{split}bias" for split in splits] if bias else []
-        if fuse_wgrad_accumulation and len(splits) > 1:
-            raise ArgumentError(
-                "Linear: fuse_wgrad_accumulation",
-                got=f"{len(splits)} weights by parameters_split",
-                accepted="one weight: its gradient is written into one main_grad",
-                todo="leave one of the two arguments out",
-            )
+        if fuse_wgrad_accumulation:
+            _refuse_several(splits)
         self._microbatches = Microbatches()
-        self._make_parameters(splits, check_dtype("Linear: params_dtype", params_dtype), parameter_device(device))
+        dtype = check_dtype("Linear: params_dtype", params_dtype)
+        self._make_parameters(splits, dtype, parameter_device(device, "Linear: device"))
 
     def _make_parameters(self, splits: Mapping[str, int], dtype: torch.dtype, device: torch.device) -> None:
         for split, rows in splits.items():
@@ -170,25 +174,27 @@ class Linear(Fp8Module):
             ``[..., out_features]`` in the activation dtype; with ``return_bias`` the pair ``(output, bias)``.
 
         Raises:
-            ArgumentError: shapes, dtypes or devices that do not fit; sizes that FP8 cannot take.
-            UnsupportedError: the backend lacks the recipe; recompute over FP8.
+            ArgumentTypeError: the input is no tensor.
+            ArgumentError: shapes, dtypes or devices that do not fit; sizes that FP8 cannot take; a flag that is no
+                bool.
+            StateError: under ``fuse_wgrad_accumulation``, a weight without a ``main_grad`` that fits.
+            UnsupportedError: the backend lacks the recipe; an FP8 forward inside a backward, as in recompute.
         """
-        frame = current_frame()
-        self._check_call(inp, is_first_microbatch, frame)
-        weights = [getattr(self, name) for name in self.weight_names]
-        weight, bias = _joined(weights), _joined([getattr(self, name) for name in self.bias_names])
-        dtype = activation_dtype(self.label, inp, weight=weight, bias=bias)
+        frame, label = current_frame(), self.label
+        self._check_call(label, inp, is_first_microbatch, frame)
+        if fp8_output is not False or fp8_grad is not False:
+            check_flags(label, {"fp8_output": fp8_output, "fp8_grad": fp8_grad})
+        weights, weight, bias, dtype = self._operands(label, inp)
         inp = _as_input(inp, dtype, fp8=frame.enabled)
-        weight, bias = cast_if_needed(weight, dtype), None if bias is None else cast_if_needed(bias, dtype)
         added = None if self.return_bias else bias
         fused = self.fuse_wgrad_accumulation and torch.is_grad_enabled() and weight.requires_grad
-        plan = self.plan_for(
+        plan = self._plans.get(
             plan_key(
                 frame.recipe if frame.enabled else None,
                 inp,
                 weight,
                 added,
-                main_grad_dtype=main_grad_dtype(self.label, weights[0]) if fused else None,
+                main_grad_dtype=main_grad_dtype(label, weights[0]) if fused else None,
                 keeps_original_input=self.save_original_input,
                 fp8_output=fp8_output,
                 fp8_grad=fp8_grad,
@@ -200,41 +206,60 @@ class Linear(Fp8Module):
             quantized = self.quantized_weight("weight", weights, weight.detach(), plan, is_first_microbatch)
         elif frame.calibrating:
             self._record_amax_of(inp, weight)
-        call = self._call(frame, plan, is_first_microbatch)
+        first = self._microbatches.note(is_first_microbatch) if plan.key.main_grad_dtype is not None else None
+        call = self._call(label, frame, plan, weights[0], first)
         output: torch.Tensor = LinearFunction.apply(inp, weight, added, quantized, call)  # type: ignore[no-untyped-call]
         if self.return_bias:
             return output, bias if bias is not None else torch.empty(0, dtype=dtype, device=inp.device)
         return output
 
-    def _check_call(self, inp: object, is_first_microbatch: object, frame: Frame) -> None:
+    def _operands(
+        self, label: str, inp: torch.Tensor
+    ) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor | None, torch.dtype]:
+        """The weights as the user holds them; weight and bias as one each in the activation dtype; that dtype."""
+        weights = [getattr(self, name) for name in self.weight_names]
+        weight, bias = _joined(weights), _joined([getattr(self, name) for name in self.bias_names])
+        dtype = activation_dtype(label, inp, weight=weight, bias=bias)
+        # Bound kernels check no shapes, and parameters can be replaced.
+        if weight.shape != (self.out_features, self.in_features):
+            raise _replaced(label, "weight", weight, (self.out_features, self.in_features))
+        if bias is None:
+            return weights, cast_if_needed(weight, dtype), None, dtype
+        if bias.shape != (self.out_features,):
+            raise _replaced(label, "bias", bias, (self.out_features,))
+        return weights, cast_if_needed(weight, dtype), cast_if_needed(bias, dtype), dtype
+
+    def _check_call(self, label: str, inp: object, is_first_microbatch: object, frame: Frame) -> None:
         """Refuse what cannot work, before anything has changed."""
-        refuse_transforms(self.label)
-        refuse_recompute(self.label, fp8=self.fp8 or frame.enabled)
+        refuse_transforms(label)
+        refuse_recompute(label, fp8=self.fp8 or frame.enabled)
         if not isinstance(inp, torch.Tensor):
             raise ArgumentTypeError(
-                self.label, got=f"a {type(inp).__name__}", accepted="a torch.Tensor", todo="pass a tensor"
+                label, got=f"a {type(inp).__name__}", accepted="a torch.Tensor", todo="pass a tensor"
             )
         if inp.dim() == 0 or inp.shape[-1] != self.in_features:
             raise ArgumentError(
-                f"{self.label}: input",
+                f"{label}: input",
                 got=f"shape {tuple(inp.shape)}",
                 accepted=f"[..., {self.in_features}], as in_features={self.in_features}",
                 todo="check which layer feeds this one",
             )
         if is_first_microbatch is not None and not isinstance(is_first_microbatch, bool):
             raise ArgumentError(
-                f"{self.label}: is_first_microbatch",
+                f"{label}: is_first_microbatch",
                 got=repr(is_first_microbatch),
                 accepted="None, True, False",
                 todo="pass a bool",
             )
-        if not frame.enabled:
-            return
-        check_fp8_shape(self.label, "input", tuple(inp.shape))
-        check_fp8_shape(self.label, "weight", (self.out_features, self.in_features))
+        if frame.enabled:
+            self._check_fp8(label, tuple(inp.shape), frame)
+
+    def _check_fp8(self, label: str, shape: tuple[int, ...], frame: Frame) -> None:
+        check_fp8_shape(label, "input", shape)
+        check_fp8_shape(label, "weight", (self.out_features, self.in_features))
         if self.save_original_input and isinstance(frame.recipe, DelayedScaling):
             raise ArgumentError(
-                f"{self.label}: save_original_input",
+                f"{label}: save_original_input",
                 got="delayed scaling",
                 accepted="a recipe whose input can be quantized again in backward",
                 todo="use Float8CurrentScaling, or leave save_original_input out",
@@ -244,28 +269,42 @@ class Linear(Fp8Module):
         for quantizer, tensor in zip(self.quantizers["scaling_fwd"], tensors, strict=False):
             quantizer.calibrate(tensor)
 
-    def _call(self, frame: Frame, plan: LinearPlan, is_first_microbatch: bool | None) -> LinearCall:
-        state = self.fp8_meta.get("scaling_fwd") if frame.enabled or frame.calibrating else None
-        if frame.region is not None and isinstance(state, DelayedScalingState):
-            frame.region.queue.add(state, forward=True)
-        region, quantizers = None, None
-        if frame.enabled:
-            region = frame.region
-            quantizers = Quantizers.of(self.quantizers, self.fp8_meta["scaling_bwd"])
-        first = self._microbatches.note(is_first_microbatch) if plan.key.main_grad_dtype is not None else None
-        return LinearCall(
-            module=self.label,
-            plan=plan,
-            quantizers=quantizers,
-            parameter=getattr(self, self.weight_names[0]),
-            first_microbatch=first,
-            region=region,
-            updates_backward=region is not None and (plan.key.dgrad or plan.key.wgrad) and region.take_first(),
-        )
+    def _call(
+        self, label: str, frame: Frame, plan: LinearPlan, parameter: torch.Tensor, first: FirstMicrobatch | None
+    ) -> LinearCall:
+        """What the autograd Function needs besides tensors; notes which states this call records an amax in."""
+        region, meta, key = frame.region, self.fp8_meta, plan.key
+        state = meta.get("scaling_fwd") if frame.enabled or frame.calibrating else None
+        if region is not None and isinstance(state, DelayedScalingState):
+            region.queue.add(state, forward=True)
+        if not frame.enabled:
+            return LinearCall(label, plan, None, parameter, first, None, updates_backward=False)
+        quantizers = Quantizers.of(self.quantizers, meta["scaling_bwd"])
+        updates = region is not None and (key.dgrad or key.wgrad) and region.take_first()
+        return LinearCall(label, plan, quantizers, parameter, first, region, updates)
 
     def extra_repr(self) -> str:
         """Sizes, for ``print(model)``."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.use_bias}"
+
+
+def _refuse_several(splits: Mapping[str, int]) -> None:
+    if len(splits) > 1:
+        raise ArgumentError(
+            "Linear: fuse_wgrad_accumulation",
+            got=f"{len(splits)} weights by parameters_split",
+            accepted="one weight: its gradient is written into one main_grad",
+            todo="leave one of the two arguments out",
+        )
+
+
+def _replaced(label: str, name: str, parameter: torch.Tensor, shape: tuple[int, ...]) -> ArgumentError:
+    return ArgumentError(
+        f"{label}: {name}",
+        got=f"shape {tuple(parameter.shape)}",
+        accepted=f"{shape}, the shape that the layer was made with",
+        todo="make a new layer for other sizes",
+    )
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> Any:  # noqa: ANN401 - a tensor unless there are no parts

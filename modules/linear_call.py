@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
     from te_hal.quantization.scaling_state import ScalingState
 
 
-@dataclass(frozen=True, slots=True)
-class Quantizers:
+class Quantizers(NamedTuple):
     """The quantizers of one call, and the state that rolls after its backward."""
 
     input: Quantizer
@@ -35,8 +33,7 @@ class Quantizers:
         return cls(fprop[0], fprop[1], fprop[2], backward[0], backward[1], backward_state)
 
 
-@dataclass(frozen=True, slots=True)
-class LinearCall:
+class LinearCall(NamedTuple):
     """What forward and backward of one call share. The graph holds it, so it holds no quantized data.
 
     Attributes:

@@ -72,7 +72,23 @@ class LinearFunction(torch.autograd.Function):
     @once_differentiable
     @run_eagerly
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
-        """Run dgrad, wgrad and the bias gradient, as far as they are asked for."""
+        """Run dgrad, wgrad and the bias gradient, as far as they are asked for.
+
+        In place: wgrad writes to ``main_grad`` where the layer fuses its accumulation; under delayed scaling amax is
+        recorded, and the region's first call updates the backward scaling states at the end.
+
+        Args:
+            ctx: autograd's context.
+            grad_output: ``[..., out_features]`` in the output's dtype, or a Float8Tensor.
+
+        Returns:
+            Gradients in the activation dtype, None where not asked for: input ``[..., in_features]`` (a Float8Tensor
+            with ``fp8_grad``), weight ``[out_features, in_features]`` (None where main_grad has it), bias
+            ``[out_features]``; None for the rest.
+
+        Raises:
+            StateError: ``main_grad`` is gone or does not fit any more.
+        """
         call: LinearCall = ctx.call
         plan, key = call.plan, call.plan.key
         saved_input, saved_weight = restore_from_saved(ctx.rebuilds, ctx.saved_tensors)

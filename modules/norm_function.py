@@ -8,6 +8,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from te_hal.dispatch import current_memo, resolve
+from te_hal.modules.arguments import check_epsilon
 from te_hal.modules.transforms import run_eagerly
 from te_hal.quantization import Float8Tensor
 from te_hal.schema.support import Call
@@ -24,23 +25,27 @@ class NormKey(NamedTuple):
     op: str
     dtype: torch.dtype
     device: torch.device
+    epsilon: float
     zero_centered_gamma: bool
 
 
 class NormPlan(NamedTuple):
     """Bound kernels of one norm; ``memo`` is dispatch's memo when they were bound."""
 
+    key: NormKey
     memo: object
     forward: Callable[..., Any]
     backward: Callable[..., Any]
 
 
 def make_norm_plan(key: NormKey) -> NormPlan:
-    """Ask for both kernels.
+    """Ask for both kernels, and check what bound kernels are not asked about any more.
 
     Raises:
+        ArgumentError: ``epsilon`` breaks the op's rule; the module's ``eps`` can be assigned.
         UnsupportedError: the backend, and every fallback that the policy lists, says no.
     """
+    check_epsilon(f"{key.op}: eps", key.epsilon)
     memo = current_memo()
     dtype, statistics = key.dtype, torch.float32
     centered = {"zero_centered_gamma": key.zero_centered_gamma}
@@ -50,6 +55,7 @@ def make_norm_plan(key: NormKey) -> NormPlan:
         forward["bias"] = dtype
         backward["mean"] = statistics
     return NormPlan(
+        key,
         memo,
         resolve(Call(f"{key.op}_fwd", key.device, forward, {**centered, "out_dtype": None})).kernel,
         resolve(Call(f"{key.op}_bwd", key.device, backward, centered)).kernel,
@@ -66,22 +72,44 @@ class NormFunction(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         plan: NormPlan,
-        epsilon: float,
-        zero_centered_gamma: bool,
     ) -> torch.Tensor:
-        """Normalise ``input`` of shape ``[..., H]``; ``bias`` None means RMSNorm."""
+        """Normalise.
+
+        Args:
+            ctx: autograd's context.
+            input: ``[..., H]``, plain.
+            weight: gamma, ``[H]``, in the input's dtype.
+            bias: beta, the same; None means RMSNorm.
+            plan: the rest.
+
+        Returns:
+            ``[..., H]`` in the input's dtype.
+        """
+        key = plan.key
         affine = (weight,) if bias is None else (weight, bias)
-        output, *statistics = plan.forward(input, *affine, epsilon=epsilon, zero_centered_gamma=zero_centered_gamma)
+        output, *statistics = plan.forward(
+            input, *affine, epsilon=key.epsilon, zero_centered_gamma=key.zero_centered_gamma
+        )
         ctx.save_for_backward(input, *statistics, weight)
-        ctx.plan, ctx.zero_centered_gamma, ctx.has_bias = plan, zero_centered_gamma, bias is not None
+        ctx.plan, ctx.has_bias = plan, bias is not None
         return output  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
     @run_eagerly
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
-        """Gradients of input, weight and bias."""
+        """Gradients of ``forward``'s arguments; nothing is changed in place.
+
+        Args:
+            ctx: autograd's context.
+            grad_output: ``[..., H]`` in the output's dtype; a Float8Tensor is dequantized.
+
+        Returns:
+            Gradients of input ``[..., H]``, weight ``[H]`` and bias ``[H]`` (None for RMSNorm) in the input's dtype,
+            and None for the plan.
+        """
+        plan: NormPlan = ctx.plan
         plain = grad_output.dequantize() if isinstance(grad_output, Float8Tensor) else grad_output
-        grads = ctx.plan.backward(plain.contiguous(), *ctx.saved_tensors, zero_centered_gamma=ctx.zero_centered_gamma)
+        grads = plan.backward(plain.contiguous(), *ctx.saved_tensors, zero_centered_gamma=plan.key.zero_centered_gamma)
         grad_input, grad_weight, *rest = grads
-        return grad_input, grad_weight, rest[0] if ctx.has_bias else None, None, None, None
+        return grad_input, grad_weight, rest[0] if ctx.has_bias else None, None

@@ -6,49 +6,68 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import torch
 
-from te_hal.dispatch import current_memo
 from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed
-from te_hal.modules.arguments import check_dtype, refuse_later
+from te_hal.modules.arguments import check_dtype, check_epsilon, check_flags, refuse_later
 from te_hal.modules.device import parameter_device
 from te_hal.modules.norm_function import NormFunction, NormKey, NormPlan, make_norm_plan
+from te_hal.modules.plan_cache import PlanCache
 from te_hal.modules.state_dict import OptionalExtraState
 from te_hal.modules.transforms import refuse_transforms, run_eagerly
 from te_hal.quantization import Float8Tensor
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 _T = TypeVar("_T")
 
 
 class Normalization(OptionalExtraState, torch.nn.Module):
-    """Base of LayerNorm and RMSNorm; see there for the arguments."""
+    """Base of LayerNorm and RMSNorm, which add the op and say what it computes.
+
+    Args:
+        normalized_shape: trailing sizes that are normalised together.
+        eps: added under the root.
+        sequence_parallel: of a later feature; True is refused.
+        params_dtype: older name of ``dtype``.
+        zero_centered_gamma: gamma is stored minus one, starts at 0, and the one is added in fp32.
+        hidden_size: older name of ``normalized_shape``.
+        device: None: the current backend's.
+        dtype: of the parameters; None: torch's default dtype.
+        sm_margin: for kernels that leave multiprocessors free; anything but None and 0 is refused.
+
+    Raises:
+        UnsupportedError: an argument of a later feature.
+        ArgumentError: no shape, or two that differ; an ``eps`` that is negative or no number; a dtype that no kernel
+            takes; no device.
+    """
 
     op: ClassVar[str]
 
     def __init__(
         self,
-        normalized_shape: int | Iterable[int] | None,
-        eps: float,
-        sequence_parallel: bool | None,
-        params_dtype: torch.dtype | None,
-        zero_centered_gamma: bool,
-        hidden_size: int | None,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-        sm_margin: int | None,
+        normalized_shape: int | Iterable[int] | None = None,
+        eps: float = 1e-5,
+        sequence_parallel: bool | None = None,
+        params_dtype: torch.dtype | None = None,
+        zero_centered_gamma: bool = False,
+        hidden_size: int | None = None,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        sm_margin: int | None = None,
     ) -> None:
         super().__init__()
         kind = type(self).__name__
         later = {"sequence_parallel": sequence_parallel or None, "sm_margin": sm_margin or None}
         refuse_later(kind, later, dict.fromkeys(later))
+        check_flags(kind, {"zero_centered_gamma": zero_centered_gamma})
         self.normalized_shape = _shape(kind, _one_of(kind, normalized_shape, hidden_size, "hidden_size"))
-        self.eps = float(eps)
+        self.eps = check_epsilon(f"{kind}: eps", eps)
         self.zero_centered_gamma = zero_centered_gamma
-        self._plans: dict[NormKey, NormPlan] = {}
+        self._plans: PlanCache[NormKey, NormPlan] = PlanCache(make_norm_plan)
         chosen = check_dtype(f"{kind}: dtype", _one_of(kind, dtype, params_dtype, "params_dtype", needed=False))
-        where = parameter_device(device)
+        where = parameter_device(device, f"{kind}: device")
         self.weight = torch.nn.Parameter(torch.empty(self.normalized_shape, dtype=chosen, device=where))
         self.register_parameter("bias", None)
         if self.op == "layernorm":
@@ -77,6 +96,20 @@ class Normalization(OptionalExtraState, torch.nn.Module):
         """
         kind = type(self).__name__
         refuse_transforms(kind)
+        self._check_input(kind, input)
+        parameters = dict(self.named_parameters(recurse=False))
+        dtype = activation_dtype(kind, input, **parameters)
+        self._check_parameters(kind, parameters)
+        plain = input.dequantize() if isinstance(input, Float8Tensor) else input
+        rows = cast_if_needed(plain, dtype).reshape(*_leading(input, self.normalized_shape), self.weight.numel())
+        affine = [cast_if_needed(parameter, dtype).reshape(-1) for parameter in parameters.values()]
+        plan = self._plans.get(NormKey(self.op, dtype, input.device, self.eps, self.zero_centered_gamma))
+        output: torch.Tensor = NormFunction.apply(  # type: ignore[no-untyped-call]
+            rows, affine[0], affine[1] if len(affine) > 1 else None, plan
+        )
+        return output.reshape(input.shape)
+
+    def _check_input(self, kind: str, input: object) -> None:
         if not isinstance(input, torch.Tensor):
             raise ArgumentTypeError(kind, got=f"a {type(input).__name__}", accepted="a torch.Tensor", todo="pass one")
         trailing = tuple(input.shape[input.dim() - len(self.normalized_shape) :])
@@ -87,31 +120,17 @@ class Normalization(OptionalExtraState, torch.nn.Module):
                 accepted=f"[..., {', '.join(map(str, self.normalized_shape))}]",
                 todo="check which layer feeds this one",
             )
-        parameters = dict(self.named_parameters(recurse=False))
-        dtype = activation_dtype(kind, input, **parameters)
-        plain = input.dequantize() if isinstance(input, Float8Tensor) else input
-        rows = cast_if_needed(plain, dtype).reshape(*_leading(input, self.normalized_shape), self.weight.numel())
-        affine = [cast_if_needed(parameter, dtype).reshape(-1) for parameter in parameters.values()]
-        output: torch.Tensor = NormFunction.apply(  # type: ignore[no-untyped-call]
-            rows,
-            affine[0],
-            affine[1] if len(affine) > 1 else None,
-            self._plan(dtype, input.device),
-            self.eps,
-            self.zero_centered_gamma,
-        )
-        return output.reshape(input.shape)
 
-    def _plan(self, dtype: torch.dtype, device: torch.device) -> NormPlan:
-        key = NormKey(self.op, dtype, device, self.zero_centered_gamma)
-        plan = self._plans.get(key)
-        if plan is None or plan.memo is not current_memo():
-            plan = self._plans[key] = make_norm_plan(key)
-        return plan
-
-    def __getstate__(self) -> dict[str, object]:
-        """Plans hold kernels of this process and are not pickled or copied."""
-        return {**self.__dict__, "_plans": {}}
+    def _check_parameters(self, kind: str, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Bound kernels check no shapes, and parameters can be replaced."""
+        for name, parameter in parameters.items():
+            if parameter.shape != self.normalized_shape:
+                raise ArgumentError(
+                    f"{kind}: {name}",
+                    got=f"shape {tuple(parameter.shape)}",
+                    accepted=f"{self.normalized_shape}, as normalized_shape",
+                    todo="make a new module for other sizes",
+                )
 
     def extra_repr(self) -> str:
         """Settings, for ``print(model)``."""

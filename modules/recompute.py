@@ -1,7 +1,8 @@
 """Detection of activation recompute (torch.utils.checkpoint), which FP8 modules do not support yet.
 
 A recomputed forward runs inside the backward pass: it would record amax a second time, and, as torch's checkpoint
-does not restore te.autocast, it could silently run unquantized.
+does not restore te.autocast, it could silently run unquantized. A forward that a gradient hook runs looks the same from
+inside a module, so it is refused too; the message names both.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ def refuse_recompute(module: str, *, fp8: bool) -> None:
     if fp8 and torch._C._current_graph_task_id() != _NO_GRAPH_TASK:  # noqa: SLF001 - torch has no public question
         raise UnsupportedError(
             module,
-            got="an FP8 forward inside a backward pass (activation recompute, torch.utils.checkpoint)",
+            got="an FP8 forward inside a backward pass: activation recompute (torch.utils.checkpoint), or a hook that "
+            "runs the module",
             accepted="a forward outside of it",
-            todo="leave FP8 modules out of the checkpointed function; recompute over them is not built yet",
+            todo="leave FP8 modules out of the checkpointed function (recompute over them is not built yet); "
+            "run what a hook needs after the backward",
         )

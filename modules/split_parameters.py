@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from te_hal.schema.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def resolve_splits(out_features: int, split: Sequence[str] | Mapping[str, int] | None) -> dict[str, int]:
@@ -22,23 +18,29 @@ def resolve_splits(out_features: int, split: Sequence[str] | Mapping[str, int] |
         Prefix (``""`` or ``"<name>_"``, trailing underscores of the name dropped) to rows.
 
     Raises:
-        ArgumentError: no name, a repeated name, or rows that do not add up.
+        ArgumentError: no name, one that is no text, a repeated one, or rows that are no ints or do not add up.
     """
     if split is None:
         return {"": out_features}
-    if isinstance(split, str):
+    if isinstance(split, str) or not isinstance(split, (Mapping, Sequence)):
         raise _error(out_features, split, "a tuple of names, or a mapping from name to rows")
-    if isinstance(split, Mapping):
-        rows = dict(split)
-    else:
-        names = list(split)
-        if not names or out_features % len(names):
-            raise _error(out_features, names, f"a number of names that divides {out_features}")
-        rows = dict.fromkeys(names, out_features // len(names))
+    if not all(isinstance(name, str) and name and "." not in name for name in split):
+        raise _error(out_features, split, "names that are texts without a dot")
+    rows = _rows(out_features, split)
+    if not all(isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in rows.values()):
+        raise _error(out_features, split, "positive ints as rows")
     prefixes = {f"{name.rstrip('_')}_": count for name, count in rows.items()}
-    if sum(rows.values()) != out_features or len(prefixes) != len(split) or min(rows.values(), default=0) <= 0:
-        raise _error(out_features, split, f"distinct names with positive rows that add up to {out_features}")
+    if sum(rows.values()) != out_features or len(prefixes) != len(split):
+        raise _error(out_features, split, f"distinct names with rows that add up to {out_features}")
     return prefixes
+
+
+def _rows(out_features: int, split: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
+    if isinstance(split, Mapping):
+        return dict(split)
+    if not split or out_features % len(split):
+        raise _error(out_features, split, f"a number of names that divides {out_features}")
+    return dict.fromkeys(split, out_features // len(split))
 
 
 def _error(out_features: int, split: object, accepted: str) -> ArgumentError:

@@ -53,6 +53,7 @@ class OptionalExtraState(torch.nn.Module):
         key = prefix + _SUFFIX
         if key in missing_keys:
             missing_keys.remove(key)
-        names = (prefix + name for name, _ in self.named_parameters(recurse=False))
+        # A bias alone says nothing about the magnitudes that scales were made for.
+        names = (prefix + name for name, _ in self.named_parameters(recurse=False) if name.endswith("weight"))
         if key not in state_dict and any(name in state_dict for name in names):
             self.set_extra_state(None)

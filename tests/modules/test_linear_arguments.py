@@ -125,7 +125,9 @@ def test_a_size_that_is_no_positive_int_is_refused(name, size):
         te.Linear(**{"in_features": 8, "out_features": 8, name: size})
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.float8_e4m3fn, torch.complex64, "float32"], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.int32, torch.float8_e4m3fn, torch.complex64, torch.float64, "float32"], ids=str
+)
 @pytest.mark.parametrize("make", [lambda dtype: te.Linear(8, 8, params_dtype=dtype), lambda d: te.RMSNorm(8, dtype=d)])
 def test_a_dtype_that_parameters_cannot_have_is_refused(make, dtype):
     with pytest.raises(ValueError, match="dtype: got"):
@@ -139,6 +141,12 @@ SPLITS = {
     "no_rows": {"q": 64, "k": 0},
     "empty": (),
     "text": "qk",
+    "no_sequence": 2,
+    "numbers_as_names": (1, 2),
+    "a_dot_in_a_name": ("q.a", "k"),
+    "text_as_rows": {"q": "64"},
+    "fractions_as_rows": {"q": 32.0, "k": 32.0},
+    "bools_as_rows": {"q": 63, "k": True},
 }
 
 
@@ -146,6 +154,65 @@ SPLITS = {
 def test_a_split_that_does_not_add_up_is_refused(name):
     with pytest.raises(ValueError, match=r"parameters_split: got .* for out_features=64"):
         te.Linear(32, 64, parameters_split=SPLITS[name])
+
+
+def test_a_default_dtype_that_no_kernel_takes_is_refused_when_the_module_is_made():
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(ValueError, match=r"got None, torch's default dtype being torch.float64"):
+            te.Linear(8, 8)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+FLAGS = {
+    **{
+        f"Linear: {name}": lambda value, name=name: te.Linear(8, 8, **{name: value})
+        for name in ("bias", "return_bias", "fuse_wgrad_accumulation", "save_original_input")
+    },
+    "LayerNorm: zero_centered_gamma": lambda value: te.LayerNorm(8, zero_centered_gamma=value),
+    "RMSNorm: zero_centered_gamma": lambda value: te.RMSNorm(8, zero_centered_gamma=value),
+    "Linear: fp8_output": lambda value: te.Linear(8, 8)(torch.zeros(8, 8), fp8_output=value),
+    "Linear: fp8_grad": lambda value: te.Linear(8, 8)(torch.zeros(8, 8), fp8_grad=value),
+}
+
+
+@pytest.mark.parametrize("value", ["no", 0, 1, None, torch.tensor(1)], ids=repr)
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_flag_is_not_taken_by_its_truth(name, value):
+    with pytest.raises(ValueError, match=f"{name}: got .*accepted: True, False"):
+        FLAGS[name](value)
+
+
+@pytest.mark.parametrize("function", [3, "normal_"], ids=repr)
+def test_an_init_method_that_is_no_function_is_refused(function):
+    with pytest.raises(ValueError, match=r"Linear: init_method: got .*a function"):
+        te.Linear(8, 8, init_method=function)
+
+
+@pytest.mark.parametrize("device", ["nope", "cpu:x", 1.5], ids=repr)
+@pytest.mark.parametrize("kind", [lambda d: te.Linear(8, 8, device=d), lambda d: te.RMSNorm(8, device=d)])
+def test_what_is_no_device_is_refused(kind, device):
+    with pytest.raises(ValueError, match=r": device: got .*accepted: a torch.device"):
+        kind(device)
+
+
+REPLACED = {
+    "Linear: weight": (lambda: te.Linear(16, 8), "weight", (8, 8)),
+    "Linear: bias": (lambda: te.Linear(16, 8), "bias", (4,)),
+    "LayerNorm: weight": (lambda: te.LayerNorm(16), "weight", (8,)),
+    "RMSNorm: weight": (lambda: te.RMSNorm((2, 8)), "weight", (16,)),
+    "LayerNorm: bias": (lambda: te.LayerNorm(16), "bias", (8,)),
+}
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_parameter_of_another_shape_reaches_no_kernel(name):
+    make, parameter, shape = REPLACED[name]
+    module = make()
+    setattr(module, parameter, torch.nn.Parameter(torch.zeros(shape)))
+    with pytest.raises(ValueError, match=f"{name}: got shape"):
+        module(torch.zeros(4, 2, 8) if name.startswith("RMS") else torch.zeros(4, 16))
 
 
 @pytest.mark.parametrize("value", [None, 3.0, [[1.0]], "x"], ids=repr)

@@ -163,6 +163,25 @@ def test_a_normalized_shape_that_is_none_is_refused(shape):
         te.LayerNorm(shape)
 
 
+@pytest.mark.parametrize("epsilon", [-1.0, -1e-30, float("nan"), "a", None, True], ids=repr)
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_epsilon_that_would_give_nan_is_refused_when_the_module_is_made(kind, epsilon):
+    with pytest.raises(ValueError, match=f"{kind}: eps: got .*a number of at least 0"):
+        KINDS[kind](16, eps=epsilon)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_epsilon_assigned_later_counts_and_is_checked_too(kind):
+    module, x = KINDS[kind](16), torch.randn(4, 16)
+    first = module(x)
+    module.eps = 4.0
+    assert torch.equal(module(x), KINDS[kind](16, eps=4.0)(x))
+    assert not torch.equal(module(x), first)
+    module.eps = -1.0
+    with pytest.raises(ValueError, match=r"eps: got -1\.0"):
+        module(x)
+
+
 @pytest.mark.parametrize("shape", [(), (4,), (4, 33), (24, 4), (96,)], ids=str)
 def test_an_input_that_does_not_end_in_normalized_shape_is_refused(shape):
     with pytest.raises(ValueError, match=r"RMSNorm: input: got shape .*accepted: \[\.\.\., 4, 24\]"):

@@ -166,17 +166,17 @@ def test_orders_of_two_backends_do_not_mix_in_one_graph():
 def test_plans_stay_with_their_process_and_module():
     module = te.Linear(32, 48)
     module(torch.randn(16, 32))
-    assert module._plans
-    assert pickle.loads(pickle.dumps(module))._plans == {}
+    assert len(module._plans) == 1
+    assert len(pickle.loads(pickle.dumps(module))._plans) == 0
     module.bfloat16()
-    assert module._plans == {}
+    assert len(module._plans) == 0
 
 
 def test_a_plan_says_what_it_was_made_for_and_by_whom():
     module = te.Linear(32, 48)
     with te.autocast(recipe=recipe.Float8CurrentScaling()):
         module(torch.randn(16, 32))
-    (plan,) = module._plans.values()
+    (plan,) = module._plans
     assert plan.backend == "cpu_reference"
     assert plan.key.formats.grad_output.name == "E5M2"
     assert (plan.key.dgrad, plan.key.wgrad) == (False, True)

@@ -48,6 +48,22 @@ def test_a_refused_recompute_moves_no_scaling_state(reentrant, name):
     assert torch.equal(module.get_extra_state(), before)
 
 
+def test_a_hook_that_runs_an_fp8_module_is_refused_and_named():
+    module, other = te.Linear(32, 32), te.Linear(32, 32, name="other")
+    with te.autocast():
+        y = module(torch.randn(16, 32, requires_grad=True))
+
+    def hook(_: torch.Tensor) -> None:
+        with torch.no_grad(), te.autocast():
+            other(torch.randn(16, 32))
+
+    y.register_hook(hook)
+    with pytest.raises(
+        NotImplementedError, match=r"Linear 'other': got .*or a hook that runs the module.*after the backward"
+    ):
+        y.sum().backward()
+
+
 @pytest.mark.parametrize("autocast", [False, True], ids=["plain", "torch_autocast"])
 @MODES
 def test_without_fp8_recompute_gives_the_same_bytes(reentrant, autocast):

@@ -154,6 +154,23 @@ def test_a_partial_load_of_other_modules_leaves_scaling_state_alone():
     assert model[1].get_extra_state().numel() == 0
 
 
+def test_a_bias_alone_leaves_scaling_state_alone():
+    module = te.Linear(32, 32)
+    steps(module, RECIPES["delayed"]())
+    kept = module.get_extra_state()
+    module.load_state_dict({"bias": torch.ones(32)}, strict=False)
+    assert torch.equal(module.bias, torch.ones(32))
+    assert kept.numel() > 0
+    assert torch.equal(module.get_extra_state(), kept)
+
+
+def test_one_weight_of_several_starts_scaling_state_anew():
+    module = te.Linear(32, 32, parameters_split=("query", "key"))
+    steps(module, RECIPES["delayed"]())
+    module.load_state_dict({"key_weight": torch.ones(16, 32)}, strict=False)
+    assert module.get_extra_state().numel() == 0
+
+
 def broken(state: torch.Tensor) -> dict[str, torch.Tensor]:
     altered = state.clone()
     altered[-1] ^= 1
