@@ -12,8 +12,8 @@ from te_hal.schema.formats import E5M2
 if TYPE_CHECKING:
     from te_hal.schema.formats import ElementFormat
 
-#: What torch's own conversion on the CPU does with vector instructions: 16.8 million codes in 3 to 4 ms on 2 threads.
-#: The others it takes one by one, in 17 (E5M2 to bf16) to 40 ms (E4M3); looking pairs up takes 6 to 9.
+#: What torch's own conversion on the CPU does with vector instructions. The others it takes one by one, which is
+#: slower than looking pairs of codes up.
 _VECTORISED = frozenset({(E5M2, torch.float32), (E5M2, torch.float16)})
 
 #: Codes per look-up. The indices and results of that many stay in the second-level cache beside the table.
