@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 import native_stub
 
 from te_hal.ffi.binding import binding
+from te_hal.ffi.devices import HOST
 from te_hal.ffi.loader import open_library
 from te_hal.ffi.marshalling import kernels
 from te_hal.ffi.native import Native
@@ -37,7 +38,7 @@ FP8 = torch.float8_e4m3fn
 
 def empty_library(folder: Path) -> Native:
     """A library whose kernels return at once."""
-    native = Native("empty", "host", "cpu")
+    native = Native("empty", "host", HOST)
     native.library = open_library(native_stub.build(folder, QUIET=1))
     native.lib, native.ffi = binding()
     return native

@@ -9,6 +9,7 @@ import torch
 
 from te_hal.ffi.allocation import empty_for
 from te_hal.ffi.binding import binding
+from te_hal.ffi.devices import Preparation
 from te_hal.ffi.locations import find_library
 from te_hal.schema.errors import BackendUnavailableError, StateError
 from te_hal.schema.support import SUPPORTED, Code, Support
@@ -17,14 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
+    from te_hal.ffi.devices import Devices
     from te_hal.ffi.library import Library
 
     Kernel = Callable[..., Any]
-
-
-def no_stream(device: torch.device) -> int:  # noqa: ARG001 - the signature of a backend's own
-    """The stream of a library without streams."""
-    return 0
 
 
 class Native:
@@ -35,10 +32,7 @@ class Native:
     Args:
         backend: name of the backend, for messages.
         target: of the library: "musa", "cuda" or "host".
-        device_type: of its tensors.
-        stream: the current stream of a device, as an integer.
-        current_device: index of the device that the calling thread is on; None where there is only one.
-        on_device: makes a device the calling thread's for a while.
+        devices: how calls find their device and stream.
 
     Attributes:
         empty: makes a contiguous tensor from shape, dtype and device.
@@ -50,22 +44,13 @@ class Native:
     lib: Any
     library: Library
 
-    def __init__(
-        self,
-        backend: str,
-        target: str,
-        device_type: str,
-        *,
-        stream: Callable[[torch.device], int] = no_stream,
-        current_device: Callable[[], int] | None = None,
-        on_device: Callable[[torch.device], AbstractContextManager[object]] | None = None,
-    ) -> None:
+    def __init__(self, backend: str, target: str, devices: Devices) -> None:
         self.backend = backend
         self.target = target
-        self.empty = empty_for(device_type)
-        self.stream = stream
-        self._current_device = current_device
-        self._on_device = on_device
+        self.stream = devices.stream
+        self.empty = empty_for(devices.type)
+        self._devices = devices
+        self._prepared = Preparation()
         self._ones: dict[torch.device, torch.Tensor] = {}
 
     def __getattr__(self, name: str) -> object:
@@ -87,19 +72,26 @@ class Native:
     def bind(self, function: Kernel) -> Kernel:
         """A kernel: ``function`` with this object as its first argument, run on the device of its first operand."""
         bound = functools.partial(function, self)
-        if self._current_device is None or self._on_device is None:
+        current_device, ready = self._devices.current, self._prepared.ready
+        if current_device is None:
             return bound
-        current_device, on_device = self._current_device, self._on_device
 
         @functools.wraps(bound)
         def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passes on what the op's schema says
             device = (args[0] if args else next(iter(kwargs.values()))).device
-            if device.index == current_device():
+            if device.index in ready and device.index == current_device():
                 return bound(*args, **kwargs)
-            with on_device(device):
+            with self._on(device):
                 return bound(*args, **kwargs)
 
         return run
+
+    def _on(self, device: torch.device) -> AbstractContextManager[object]:
+        """The way to a device that the calling thread is not on, or that no kernel has run on yet."""
+        if device.index not in self._prepared.ready:
+            with self._devices.enter(device):
+                self._prepared.prepare(self, device)
+        return self._devices.enter(device)
 
     def check(self, status: int, op: str) -> None:
         """Raise the error for a status that is not 0."""

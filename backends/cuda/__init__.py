@@ -16,14 +16,7 @@ from te_hal.schema.backend import Backend
 
 def create_backend() -> Backend:
     """The entry point that discovery calls. Opens no library and starts no device."""
-    native = Native(
-        "cuda",
-        "cuda",
-        "cuda",
-        stream=device.stream,
-        current_device=device.current_device,
-        on_device=device.on_device,
-    )
+    native = Native("cuda", "cuda", device.DEVICES)
     return Backend(
         name="cuda",
         kernels=kernels(native, gemm=GEMM.gemm),

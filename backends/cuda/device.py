@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from te_hal.ffi.devices import Devices
 from te_hal.schema.support import Code, Support
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
     from te_hal.ffi.native import Native
 
@@ -34,15 +34,4 @@ def _short_stream() -> Callable[[torch.device], int]:
     return _stream if handle_of is None else lambda device: handle_of(device.index)
 
 
-#: The handle of torch's current stream on a device.
-stream = _short_stream()
-
-
-def current_device() -> int:
-    """Index of the device that the calling thread is on."""
-    return torch.cuda.current_device()
-
-
-def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Makes a device the calling thread's inside a ``with`` block."""
-    return torch.cuda.device(device)
+DEVICES = Devices("cuda", stream=_short_stream(), current=torch.cuda.current_device, enter=torch.cuda.device)

@@ -18,14 +18,7 @@ from te_hal.schema.backend import Backend
 
 def create_backend() -> Backend:
     """The entry point that discovery calls. Opens no library, imports no torch_musa, and starts no device."""
-    native = Native(
-        "musa",
-        "musa",
-        "musa",
-        stream=device.stream,
-        current_device=device.current_device,
-        on_device=device.on_device,
-    )
+    native = Native("musa", "musa", device.DEVICES)
     return Backend(
         name="musa",
         kernels=kernels(native, gemm=GEMM.gemm),

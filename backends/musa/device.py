@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from te_hal.ffi.devices import Devices
 from te_hal.schema.support import SUPPORTED, Code, Support
 
 if TYPE_CHECKING:
@@ -57,17 +58,18 @@ def architecture(device: torch.device) -> int:
     return 10 * int(major) + int(minor)
 
 
-def stream(device: torch.device) -> int:
-    """The handle of torch's current stream on a device; its other streams do not wait for the default one."""
+def _stream(device: torch.device) -> int:
+    """torch_musa's current stream on a device; its other streams do not wait for the default one."""
     return int(musa().current_stream(device).musa_stream)
 
 
-def current_device() -> int:
-    """Index of the device that the calling thread is on."""
+def _current() -> int:
     return int(musa().current_device())
 
 
-def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Makes a device the calling thread's inside a ``with`` block."""
+def _enter(device: torch.device) -> AbstractContextManager[object]:
     context: AbstractContextManager[object] = musa().device(device)
     return context
+
+
+DEVICES = Devices("musa", stream=_stream, current=_current, enter=_enter)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 
 from te_hal.ffi.capability import ask
+from te_hal.ffi.devices import HOST
 from te_hal.ffi.marshalling import kernels
 from te_hal.ffi.native import Native
 from te_hal.schema.backend import Backend
@@ -16,7 +17,7 @@ from te_hal.schema.backend import Backend
 
 def create_backend() -> Backend:
     """The entry point that discovery calls. Opens no library."""
-    native = Native("musa_emulator", "host", "cpu")
+    native = Native("musa_emulator", "host", HOST)
     return Backend(
         name="musa_emulator",
         kernels=kernels(native),

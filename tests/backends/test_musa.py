@@ -159,13 +159,16 @@ def test_the_current_stream_and_device_of_a_call_reach_the_library(library: Path
     {textwrap.indent(FAKES, " " * 4).strip()}
     import native_stub, pathlib
     te_hal.set_backend("musa")
-    for index in (0, 1):
+    for index in (0, 0, 1, 1):
         quantize(index)
         calls = dict(native_stub.calls(pathlib.Path({str(library / "libte_hal_musa.so")!r})))
-        print(int(calls["quantize"]["stream"]), int(calls["quantize"]["rows"]), torch.musa.entered, torch.musa.current)
+        prepared = int(calls.get("select_fp8_encoder", {{"stream": 0}})["stream"])
+        print(int(calls["quantize"]["stream"]), prepared, torch.musa.entered, torch.musa.current)
+        torch.musa.entered.clear()
     """
     said = run(program, stub="devices=2", library=library)
-    assert said.splitlines() == ["1000 4 [] 0", "1001 4 [1] 0"]
+    # The first call on a device also has its FP8 instruction compared, on that device and stream.
+    assert said.splitlines() == ["1000 1000 [0, 0] 0", "1000 0 [] 0", "1001 1001 [1, 1] 0", "1001 0 [1] 0"]
 
 
 def test_tensors_elsewhere_are_refused_naming_both_devices(library: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import native_stub
@@ -28,8 +29,8 @@ def _one_thread_of_torch() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def built_library() -> Library:
-    """The host library, compiled unless the cache has it."""
-    return Library(build("host"))
+    """The host library, compiled unless the cache has it. KERNEL_TEST_SANITIZER chooses a sanitizer's build."""
+    return Library(build("host", sanitizer=os.environ.get("KERNEL_TEST_SANITIZER", "")))
 
 
 @pytest.fixture

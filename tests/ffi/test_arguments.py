@@ -91,7 +91,9 @@ NAN = float("nan")
 REFUSED = [
     ("quantize", {"input": None}, "INVALID_ARGUMENT", "input is null"),
     ("quantize", {"input": X.data_ptr() + 1}, "MISALIGNED", "input is 0x"),
-    ("quantize", {"input": 2**64 - 4}, "INVALID_ARGUMENT", "end of memory"),
+    ("quantize", {"input": 2**64 - 4}, "INVALID_ARGUMENT", "no process has memory"),
+    ("quantize", {"input": 2**57 - 4}, "INVALID_ARGUMENT", "no process has memory"),
+    ("quantize", {"input": 4}, "INVALID_ARGUMENT", "no process has memory"),
     ("quantize", {"scale": None}, "INVALID_ARGUMENT", "scale is null"),
     ("quantize", {"rowwise_data": None, "columnwise_data": None}, "INVALID_ARGUMENT", "both null"),
     ("quantize", {"rowwise_data": X}, "OVERLAP", "input and rowwise_data"),

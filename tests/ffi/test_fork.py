@@ -12,6 +12,7 @@ import torch
 import te_hal
 from te_hal import ops
 from te_hal.ffi.binding import binding
+from te_hal.ffi.devices import HOST
 from te_hal.ffi.loader import open_library
 from te_hal.ffi.marshalling import kernels
 from te_hal.ffi.native import Native
@@ -45,7 +46,7 @@ def in_child(act: Callable[[], str]) -> str:
 
 
 def over(path: Path) -> Native:
-    native = Native("stub", "host", "cpu")
+    native = Native("stub", "host", HOST)
     native.library = open_library(path)
     native.lib, native.ffi = binding()
     return native

@@ -13,6 +13,7 @@ import torch
 from quantized_operands import columnwise_only, storage
 
 from te_hal.ffi.binding import binding
+from te_hal.ffi.devices import HOST
 from te_hal.ffi.loader import open_library
 from te_hal.ffi.marshalling import kernels
 from te_hal.ffi.native import Native
@@ -32,7 +33,7 @@ class Stubbed:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        native = Native("stub", "host", "cpu")
+        native = Native("stub", "host", HOST)
         native.library = open_library(path)
         native.lib, native.ffi = binding()
         self.kernels = kernels(native)

@@ -1,0 +1,169 @@
+"""Call every entry of a kernel library with arguments from the edges of what they may be, for a while.
+
+Usage: python fuzz_entries.py LIBRARY SECONDS SEED PROGRESS_FILE
+
+Meant for a library built with a sanitizer. Buffers are larger than any size that is offered and not refused, so that
+nothing but a defect can touch memory outside them. The file gets "SEED NUMBER" before every call: to see a call that
+ended the process, run again with that seed and `--only NUMBER`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import mmap
+import random
+import time
+from pathlib import Path
+
+from native_table import Library, parameters, struct
+
+MOST = 40  # of a size that is carried out
+BUFFER = 1 << 20  # holds MOST * MOST elements with every stride that is offered, in fp32
+BUFFERS = 30
+SIZES = (0, 1, 2, 7, 8, 16, 31, 32, 33, MOST)
+HOSTILE_SIZES = (-1, -(2**63), 2**60, 2**61, 2**63 - 1)
+NUMBERS = (0.0, 1.0, -1.0, 1e-5, 448.0, 57344.0, 7.0, 1e300, -1e300, float("inf"), float("-inf"), float("nan"))
+LAST_CODE = {
+    "dtype": 6,
+    "mode": 6,
+    "order": 1,
+    "copy": 2,
+    "layout": 2,
+    "norm": 2,
+    "activation": 12,
+    "causal": 2,
+    "algo": 1,
+}
+
+
+class Caller:
+    """Makes calls from a seed; the same number gives the same call."""
+
+    def __init__(self, library: Library, seed: int) -> None:
+        self.library, self.seed = library, seed
+        self.entries = {n: p for n, p in parameters().items() if n not in ("last_error", "configure_emulator")}
+        self.buffers = [ctypes.create_string_buffer(BUFFER + 16) for _ in range(BUFFERS)]
+        self.addresses = [ctypes.addressof(buffer) + -ctypes.addressof(buffer) % 16 for buffer in self.buffers]
+        fill = random.Random(seed).randbytes(BUFFER)
+        for address in self.addresses:
+            ctypes.memmove(address, fill, BUFFER)
+
+    def call(self, number: int) -> tuple[str, int]:
+        """Make call `number`; the entry and its status."""
+        self.random = random.Random(self.seed * 1_000_003 + number)
+        self.hostile = self.random.choice((0.0, 0.0, 0.02, 0.1))
+        entry = self.random.choice(list(self.entries))
+        self.unused = self.addresses[:]
+        self.random.shuffle(self.unused)
+        self.dtype = self.random.randint(1, 3)
+        arguments = [self.argument(entry, kind, name) for kind, name in self.entries[entry]]
+        return entry, self.library.call(entry, *arguments)
+
+    def argument(self, entry: str, kind: str, name: str) -> float:
+        """One value: in range most of the time."""
+        if name == "stream":
+            return 0
+        if "*" in kind:
+            return self.host_array(entry, kind, name)
+        if kind == "uintptr_t":
+            return self.address()
+        if kind == "double":
+            return self.random.choice(NUMBERS) if self.is_hostile(3) else self.random.choice((0.0, 1.0, 448.0, 1e-5))
+        if kind == "uint32_t":
+            return self.random.choice((0, 0, 1, 2, 4, 64)) if not self.is_hostile() else self.random.getrandbits(32)
+        return self.size(name) if kind == "int64_t" else self.code(name)
+
+    def is_hostile(self, factor: int = 1) -> bool:
+        return self.random.random() < self.hostile * factor
+
+    def address(self) -> int:
+        if self.is_hostile():
+            return self.random.choice((0, 1, 2**64 - 1, 2**64 - 64, self.addresses[0]))
+        if self.random.random() < 0.1:  # left out
+            return 0
+        return self.unused.pop() + self.random.choice((0, 0, 0, 2, 4, 8))
+
+    def size(self, name: str) -> int:
+        if name == "workspace_size":
+            return self.random.choice((0, 2047, BUFFER // 2, BUFFER // 2))
+        if self.is_hostile():
+            return self.random.choice(HOSTILE_SIZES)
+        return self.random.choice((-1, 0, 3)) if name.startswith("window") else self.random.choice(SIZES)
+
+    def code(self, name: str) -> int:
+        if self.is_hostile():
+            return self.random.choice((-1, 13, 99, 2**31 - 1, -(2**31)))
+        if name.endswith("dtype"):
+            fp8 = name in ("output_dtype", "data_dtype") and self.random.random() < 0.6
+            return self.random.choice((4, 5)) if fp8 else self.random.choice((self.dtype, self.random.randint(0, 6)))
+        last = next((value for word, value in LAST_CODE.items() if name.endswith(word)), 4)
+        return self.random.randint(0, last)
+
+    def host_array(self, entry: str, kind: str, name: str) -> int:
+        """Memory of the host that an entry reads or writes through a pointer."""
+        if self.is_hostile():
+            return 0
+        if entry == "supports":
+            call_type = struct("te_hal_call")
+            call = call_type.from_buffer_copy(self.random.randbytes(ctypes.sizeof(call_type)))
+            for field, field_type in call_type._fields_:
+                if not self.is_hostile(3):
+                    setattr(call, field, self.random.randint(0, 18 if field == "op" else 3))
+                del field_type
+            call.struct_size = self.random.choice((0, 4, 8, 40, ctypes.sizeof(call)))
+            self.kept = call
+        elif entry == "device_info":
+            info_type = struct("te_hal_device_info")
+            self.kept = info_type(struct_size=self.random.choice((0, 3, 4, 17, ctypes.sizeof(info_type))))
+        elif "uintptr_t" in kind:
+            self.kept = (ctypes.c_size_t * MOST)(*(self.random.choice(self.addresses) for _ in range(MOST)))
+        elif "double" in kind:
+            self.kept = (ctypes.c_double * MOST)(*(448.0 for _ in range(MOST)))
+        else:
+            self.kept = (ctypes.c_int64 * MOST)(*(self.size(name) for _ in range(MOST)))
+        self.keep = [*getattr(self, "keep", [])[-8:], self.kept]
+        return ctypes.addressof(self.kept)
+
+
+def check(library: Library, entry: str, status: int) -> None:
+    """A call ends in a documented status, and a failed one in a sentence that begins with its entry's name."""
+    if entry == "workspace_bytes":
+        status = min(status, 0) * -1
+    assert status in range(13), (entry, status)
+    assert status != library.codes["INTERNAL_ERROR"], (entry, library.last_error())
+    assert status != library.codes["KERNEL_FAULT"], (entry, library.last_error())
+    named = library.last_error().startswith(f"{entry}: ") or "no kernel for this op" in library.last_error()
+    assert status == 0 or named, (entry, library.last_error())
+
+
+def main() -> None:
+    """Fuzz; prints per entry how many calls were carried out and how many refused."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("library", type=Path)
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("progress", type=Path)
+    parser.add_argument("--only", type=int, default=None)
+    options = parser.parse_args()
+    library = Library(options.library)
+    library.configure_emulator(1, 32, options.seed)
+    caller = Caller(library, options.seed)
+    options.progress.write_bytes(b" " * 64)
+    counts = {entry: [0, 0] for entry in caller.entries}
+    end, number = time.monotonic() + options.seconds, options.only or 0
+    with options.progress.open("r+b") as file, mmap.mmap(file.fileno(), 64) as progress:
+        while time.monotonic() < end:
+            progress[:] = f"{options.seed} {number}".ljust(64).encode()
+            entry, status = caller.call(number)
+            check(library, entry, status)
+            counts[entry][status != 0] += 1
+            number += 1
+            if options.only is not None:
+                break
+    for entry, (done, refused) in counts.items():
+        print(f"{entry} {done} {refused}")
+
+
+if __name__ == "__main__":
+    main()
