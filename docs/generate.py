@@ -134,7 +134,7 @@ def _own_backends() -> list[str]:
 def _has_recipe(backend: Backend, chosen: recipe.Recipe) -> str:
     if backend.name not in _ANSWERING_ALONE:
         return "library"
-    return "yes" if recipe_support(chosen, backend, torch.device("cpu")) else "no"
+    return "yes" if recipe_support(chosen, backend, torch.device("cpu"), declared=True) else "no"
 
 
 def _has_op(backend: Backend, op: str) -> str:

@@ -13,7 +13,7 @@ from te_hal.dispatch.fallback import FallbackWarning, fallback_report
 from te_hal.dispatch.inventory import BackendInfo, list_backends
 from te_hal.dispatch.policy import Policy
 from te_hal.dispatch.registry import register_backend, register_composition
-from te_hal.dispatch.resolution import Resolved, ask_backend, entry, resolve, support_for
+from te_hal.dispatch.resolution import Resolved, ask_backend, ask_declared, entry, resolve, support_for
 from te_hal.dispatch.selection import (
     current_memo,
     get_policy,
@@ -34,6 +34,7 @@ __all__ = [
     "Policy",
     "Resolved",
     "ask_backend",
+    "ask_declared",
     "backend_for",
     "current_memo",
     "default_device",

@@ -65,7 +65,7 @@ def support_for(call: Call) -> Support:
     chosen = selection.current()
     policies.check_names(chosen.policy, chosen.policy_by)
     first = choice.choose(chosen, call.device, call.op)
-    answer = _ask(first, call)
+    answer = ask_declared(first, call)
     if answer or call.op in registry.REGISTRY.compositions:
         return SUPPORTED
     others = (name for name in chosen.policy.fallback if name != first.name)
@@ -86,7 +86,7 @@ def _on_miss(schema: OpSchema, key: tuple[object, ...] | None, arguments: dict[s
 def _resolve(call: Call, chosen: Selection) -> Resolved:
     policies.check_names(chosen.policy, chosen.policy_by)
     first = choice.choose(chosen, call.device, call.op)
-    answer = _ask(first, call)
+    answer = ask_declared(first, call)
     if answer:
         fork.note_use(first.name, call.device)
         return Resolved(first, first.kernels[call.op])
@@ -112,7 +112,12 @@ def _resolve(call: Call, chosen: Selection) -> Resolved:
     )
 
 
-def _ask(backend: Backend, call: Call) -> Support:
+def ask_declared(backend: Backend, call: Call) -> Support:
+    """What one backend declares, on whatever machine: has it the kernel, does it say yes. For backends known usable.
+
+    Raises:
+        StateError: its ``supports`` gives something else than a Support.
+    """
     if call.op not in backend.kernels:
         return Support.no(Code.NO_KERNEL, f"has no kernel for {call.op}")
     answer = backend.supports(call)
@@ -144,4 +149,4 @@ def ask_backend(backend: Backend, call: Call) -> Support:
     answer = registry.ask_usable(backend)
     if answer and not backend.takes(call.device.type):
         answer = Support.no(Code.DEVICE, f"does not serve {call.device.type}, only {', '.join(sorted(backend.serves))}")
-    return _ask(backend, call) if answer else answer
+    return ask_declared(backend, call) if answer else answer

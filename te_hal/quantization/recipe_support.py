@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from te_hal.dispatch import ANY_DEVICE, ask_backend, backend_for, current_memo, forced_backend, support_for
+from te_hal.dispatch import (
+    ANY_DEVICE,
+    ask_backend,
+    ask_declared,
+    backend_for,
+    current_memo,
+    forced_backend,
+    support_for,
+)
 from te_hal.quantization.linear_calls import cast_calls, gemm_call, linear_copies, operand_kind
 from te_hal.recipe import DelayedScaling
 from te_hal.schema.errors import UnsupportedError
@@ -23,18 +31,20 @@ if TYPE_CHECKING:
 _ACTIVATIONS = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def recipe_support(recipe: Recipe, backend: Backend, device: torch.device) -> Support:
+def recipe_support(recipe: Recipe, backend: Backend, device: torch.device, *, declared: bool = False) -> Support:
     """A backend's first no to a cast, gemm or update of the recipe, or yes. No other backend is asked.
 
     Args:
         recipe: what to run.
         backend: who is asked, first whether it is usable.
         device: where the tensors are.
+        declared: leave that first question out: what the backend declares on any machine.
 
     Returns:
         Yes where some activation dtype works; else the answer for bf16.
     """
-    return _first_no(recipe, backend, device, partial(ask_backend, backend), backward=True)
+    ask = partial(ask_declared if declared else ask_backend, backend)
+    return _first_no(recipe, backend, device, ask, backward=True)
 
 
 def check_forced_backend(recipe: Recipe) -> None:

@@ -99,7 +99,8 @@ def shape_source(schema: OpSchema, rule: ShapeRule, variant: object) -> str:
 
 def _sources(schema: OpSchema, variant: object) -> tuple[str, dict[str, str]]:
     """Where the leading sizes and each symbol are read from: the first operand that must be given and has them."""
-    leading, sizes = "()", {}
+    leading = "()"
+    sizes: dict[str, str] = {}
     for operand in schema.operands:
         text = schema.shape_rule(operand.shape, variant)
         if operand.optional or text[0] in "1*<":

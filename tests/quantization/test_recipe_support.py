@@ -230,6 +230,11 @@ def test_a_backend_that_is_not_usable_has_no_recipe_and_is_asked_nothing_else():
     assert recipe_support(DelayedScaling(), backend, CPU).sentence == "no library"
 
 
+def test_what_a_backend_declares_does_not_depend_on_the_machine():
+    backend = stub("toy", kernels=kernels(), usable=lambda: Support.no(Code.ENVIRONMENT, "no library"))
+    assert recipe_support(DelayedScaling(), backend, CPU, declared=True)
+
+
 def test_a_changed_recipe_is_asked_about_again():
     register_backend(stub("toy", kernels=kernels(), supports=lacking(has_e5m2)))
     recipe = DelayedScaling(fp8_format=Format.E4M3)
