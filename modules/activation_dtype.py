@@ -34,7 +34,8 @@ def activation_dtype(module: str, input: torch.Tensor, **parameters: torch.Tenso
                 accepted="both on one device",
                 todo=f"move the model or the input: .to({str(device)!r})",
             )
-        _check_dtype(module, name, parameter.dtype)
+        if parameter.dtype is not dtype:
+            _check_dtype(module, name, parameter.dtype)
     if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         return torch.get_autocast_dtype(device.type)
     for name, parameter in given:

@@ -92,10 +92,9 @@ def check_epsilon(where: str, epsilon: object) -> float:
     Raises:
         ArgumentError: no number, negative, or not a number in IEEE 754's sense.
     """
-    number = isinstance(epsilon, (int, float)) and not isinstance(epsilon, bool)
-    if not number or not epsilon >= 0:  # type: ignore[operator] # a number; NaN compares as False
-        raise ArgumentError(where, got=repr(epsilon), accepted="a number of at least 0", todo="correct it")
-    return float(epsilon)  # type: ignore[arg-type] # a number
+    if isinstance(epsilon, (int, float)) and not isinstance(epsilon, bool) and epsilon >= 0:  # NaN is not
+        return float(epsilon)
+    raise ArgumentError(where, got=repr(epsilon), accepted="a number of at least 0", todo="correct it")
 
 
 def check_dtype(where: str, dtype: object) -> torch.dtype:

@@ -184,7 +184,7 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
             weight,
             rowwise=made.rowwise,
             columnwise=made.columnwise,
-            kernels=plan.casts.weight,  # type: ignore[arg-type] # bound under FP8
+            kernels=plan.casts.weight,
         )
         if is_first_microbatch is not None:
             self._weight_cache.put(name, storage, parameters, plan)

@@ -17,8 +17,8 @@ from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
     from te_hal.modules.linear_call import LinearCall
-    from te_hal.modules.plan import Casts, Copies
-    from te_hal.quantization.quantizer import Quantizer
+    from te_hal.quantization.linear_calls import Copies
+    from te_hal.quantization.quantizer import CastKernels, Quantizer
 
     Operand = torch.Tensor | QuantizedStorage
 
@@ -96,8 +96,11 @@ class LinearFunction(torch.autograd.Function):
         grad_input = grad_weight = None
         if key.dgrad or key.wgrad:
             grad = _grad_operand(grad_output, call)
-            grad_input = _dgrad(grad, saved_weight, call).view(ctx.input_shape) if key.dgrad else None
-            grad_weight = _wgrad(grad, saved_input, call) if key.wgrad else None
+            if plan.dgrad is not None:
+                out_dtype = key.result_dtype(quantized=key.fp8_grad)
+                product: torch.Tensor = plan.dgrad(grad, saved_weight, layout="dgrad", out_dtype=out_dtype)
+                grad_input = product.view(ctx.input_shape)
+            grad_weight = _wgrad(grad, saved_input, call)
         if grad_input is not None and key.fp8_grad and call.quantizers is not None:
             grad_input = _quantize_result(grad_input, call.quantizers.grad_input, plan.casts.grad_input, key.dtype)
         if call.updates_backward and call.region is not None:
@@ -114,19 +117,14 @@ def _input_operand(input: torch.Tensor, call: LinearCall) -> Operand:
     return _quantize(rows, call.quantizers.input, call.plan.copies.input_made, call.plan.casts.input)
 
 
-def _quantize(rows: torch.Tensor, quantizer: Quantizer, made: Copies, kernels: Casts | None) -> QuantizedStorage:
-    return quantizer.quantize_storage(
-        rows,
-        rowwise=made.rowwise,
-        columnwise=made.columnwise,
-        kernels=kernels,  # type: ignore[arg-type] # a plan with quantizers has them bound
-    )
+def _quantize(rows: torch.Tensor, quantizer: Quantizer, made: Copies, kernels: CastKernels) -> QuantizedStorage:
+    return quantizer.quantize_storage(rows, rowwise=made.rowwise, columnwise=made.columnwise, kernels=kernels)
 
 
 def _quantize_result(
-    result: torch.Tensor, quantizer: Quantizer, kernels: Casts | None, dtype: torch.dtype
+    result: torch.Tensor, quantizer: Quantizer, kernels: CastKernels, dtype: torch.dtype
 ) -> Float8Tensor:
-    storage = quantizer.quantize_storage(result, rowwise=True, columnwise=False, kernels=kernels)  # type: ignore[arg-type] # bound
+    storage = quantizer.quantize_storage(result, rowwise=True, columnwise=False, kernels=kernels)
     if isinstance(quantizer, Float8Quantizer):
         # Later writes into the result (autograd summing gradients in place) are none of the module's amax.
         quantizer = Float8CurrentScalingQuantizer(quantizer.format.dtype)
@@ -152,18 +150,15 @@ def _grad_operand(grad_output: torch.Tensor, call: LinearCall) -> Operand:
     return _quantize(plain_rows(grad_output), quantizers.grad_output, plan.copies.grad_made, plan.casts.grad_output)
 
 
-def _dgrad(grad: Operand, weight: Operand | None, call: LinearCall) -> torch.Tensor:
-    key = call.plan.key
-    out_dtype = key.result_dtype(quantized=key.fp8_grad)
-    return call.plan.dgrad(grad, weight, layout="dgrad", out_dtype=out_dtype)  # type: ignore[misc,no-any-return] # bound
-
-
 def _wgrad(grad: Operand, kept: Operand | None, call: LinearCall) -> torch.Tensor | None:
-    plan, key = call.plan, call.plan.key
-    if key.keeps_original_input and call.quantizers is not None:
-        kept = _quantize(kept, call.quantizers.input, plan.copies.input_remade, plan.casts.input)  # type: ignore[arg-type] # plain
+    plan, key, quantizers = call.plan, call.plan.key, call.quantizers
+    if quantizers is not None and key.keeps_original_input and isinstance(kept, torch.Tensor):
+        kept = _quantize(kept, quantizers.input, plan.copies.input_remade, plan.casts.input_again)
+    if plan.wgrad is not None:
+        gradient: torch.Tensor = plan.wgrad(grad, kept, layout="wgrad", out_dtype=key.dtype)
+        return gradient
     if key.main_grad_dtype is None:
-        return plan.wgrad(grad, kept, layout="wgrad", out_dtype=key.dtype)  # type: ignore[misc,no-any-return] # bound
+        return None
     main_grad = main_grad_of(call.module, call.parameter, dtype=key.main_grad_dtype)
     accumulate = should_accumulate(call.parameter, call.first_microbatch)
     plan.wgrad_into[accumulate](

@@ -10,7 +10,7 @@ from te_hal.quantization.float8_tensor import Float8Tensor
 if TYPE_CHECKING:
     import torch
 
-    from te_hal.modules.plan import Copies
+    from te_hal.quantization.linear_calls import Copies
     from te_hal.schema.formats import ColumnwiseOrder
     from te_hal.schema.storage import QuantizedStorage
 

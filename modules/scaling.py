@@ -42,9 +42,11 @@ class Scaling:
         """Whether the state is that of a recipe with these fields, on this device."""
         known, version = self.source
         unchanged = (recipe is known and recipe.version == version) or recipe == self.recipe
-        return unchanged and all(
-            not isinstance(state, DelayedScalingState) or state.device == device for state in self.states.values()
-        )
+        return unchanged and all(state.device == device for state in self.delayed_states().values())
+
+    def delayed_states(self) -> dict[str, DelayedScalingState]:
+        """Those of delayed scaling, which live on a device and are saved; none under another recipe."""
+        return {key: state for key, state in self.states.items() if isinstance(state, DelayedScalingState)}
 
     def make_quantizers(self) -> dict[str, list[Quantizer]]:
         """Quantizers of both directions, in slot order; they share the state's memory."""

@@ -26,12 +26,12 @@ def save_scaling(held: Mapping[str, Scaling]) -> torch.Tensor:
         held: the module's scaling state by recipe family.
     """
     scaling = held.get(DelayedScaling.family)
-    if scaling is None or any(state.device.type == "meta" for state in scaling.states.values()):  # type: ignore[union-attr] # delayed
+    states = {} if scaling is None else scaling.delayed_states()
+    if scaling is None or any(state.device.type == "meta" for state in states.values()):
         return extra_state.empty()
     arrays: dict[str, torch.Tensor] = {}
     for key, (scale, history) in _ARRAYS.items():
-        arrays[scale] = scaling.states[key].scale  # type: ignore[union-attr] # delayed
-        arrays[history] = scaling.states[key].amax_history  # type: ignore[union-attr]
+        arrays[scale], arrays[history] = states[key].scale, states[key].amax_history
     # A derived class may have fields of its own; the state depends on these.
     fields = {field.name: getattr(scaling.recipe, field.name) for field in dataclasses.fields(DelayedScaling)}
     return extra_state.pack(extra_state.SavedState("DelayedScaling", fields, arrays))
