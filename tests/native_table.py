@@ -30,6 +30,21 @@ def _struct_text(name: str) -> str:
     return found.group(1)
 
 
+def parameters() -> dict[str, list[tuple[str, str]]]:
+    """(type, name) of every entry's parameters, as the header has them."""
+    found = {}
+    for match in _ENTRY.finditer(_struct_text("te_hal_api")):
+        texts = [" ".join(text.split()) for text in match["parameters"].split(",")]
+        found[match["name"]] = [_type_and_name(text) for text in texts if text != "void"]
+    return found
+
+
+def _type_and_name(text: str) -> tuple[str, str]:
+    name = re.search(r"\w+$", text)
+    assert name
+    return text[: name.start()].strip(), name.group()
+
+
 def codes() -> dict[str, int]:
     """Every enumerator and number that the header defines, by its name without TE_HAL_."""
     pairs = re.findall(r"TE_HAL_(\w+)\s*=\s*(-?\d+)", _text()) + re.findall(r"#define TE_HAL_(\w+) (\d+)\n", _text())
@@ -53,18 +68,15 @@ def struct(name: str) -> type[ctypes.Structure]:
 
 def _api_type() -> tuple[type[ctypes.Structure], dict[str, int]]:
     text = _struct_text("te_hal_api")
+    known = parameters()
     plain = re.finditer(r"^    (uint32_t|const char \*) ?(\w+);", text, re.MULTILINE)
     fields = [(match.start(), match[2], _TYPES[match[1].strip()]) for match in plain]
-    arity = {}
     for match in _ENTRY.finditer(text):
-        parameters = [" ".join(p.split()) for p in match["parameters"].split(",")]
-        types = (
-            [] if parameters == ["void"] else [_c_type(p.rsplit(" ", 1)[0] if "*" not in p else p) for p in parameters]
-        )
+        types = [_c_type(kind) for kind, _ in known[match["name"]]]
         fields.append((match.start(), match["name"], ctypes.CFUNCTYPE(_c_type(match["result"]), *types)))
-        arity[match["name"]] = len(types)
     fields.sort()
-    return type("te_hal_api", (ctypes.Structure,), {"_fields_": [(name, kind) for _, name, kind in fields]}), arity
+    layout = [(name, kind) for _, name, kind in fields]
+    return type("te_hal_api", (ctypes.Structure,), {"_fields_": layout}), {n: len(p) for n, p in known.items()}
 
 
 class KernelError(Exception):

@@ -13,6 +13,11 @@ inline int64_t elements_of(int64_t a, int64_t b) {
     return a > 0 && b > 0 && a <= (kMaxElements - 1) / b ? a * b : 0;
 }
 
+// Addresses of a process lie between: the first page is never mapped, and no supported machine has more than 57 bits.
+// A number that was meant to be a value, or has lost its upper half, falls outside more often than not.
+constexpr uintptr_t kFirstAddress = 4096;
+constexpr uintptr_t kEndOfAddresses = uintptr_t{1} << 57;
+
 class Arguments {
   public:
     // `entry` names the entry in this thread's errors from here on.
@@ -119,9 +124,10 @@ class Arguments {
             refuse(TE_HAL_INVALID_ARGUMENT, "%s is null; accepted: an address of device memory", name);
         } else if (address % static_cast<uintptr_t>(alignment) != 0) {
             refuse(TE_HAL_MISALIGNED, "%s is 0x%llx; accepted: multiples of %lld", name, shown, as_long(alignment));
-        } else if (UINTPTR_MAX - address < static_cast<uintptr_t>(count * bytes)) {
-            refuse(TE_HAL_INVALID_ARGUMENT, "%s is 0x%llx, less than its %lld bytes from the end of memory", name,
-                   shown, as_long(count * bytes));
+        } else if (address < kFirstAddress || address >= kEndOfAddresses ||
+                   kEndOfAddresses - address < static_cast<uintptr_t>(count * bytes)) {
+            refuse(TE_HAL_INVALID_ARGUMENT, "%s is 0x%llx with %lld bytes, where no process has memory", name, shown,
+                   as_long(count * bytes));
         } else if (buffers_ < kMostBuffers) {
             buffer_[buffers_++] = {name, address, address + static_cast<uintptr_t>(count * bytes) - 1, written};
         }

@@ -25,13 +25,17 @@ inline int32_t device_count(int32_t* count) {
     return status;
 }
 
-inline int32_t check_device(int32_t device) {
-    Arguments("check_device");
-    if (device == 0) return TE_HAL_OK;
-    return fail(TE_HAL_NO_DEVICE, "device %d; accepted: 0, the host emulation", device);
+inline int32_t refuse_device(int32_t device) {
+    return device == 0 ? TE_HAL_OK : fail(TE_HAL_NO_DEVICE, "device %d; accepted: 0, the host emulation", device);
 }
 
-inline int32_t describe_device(int32_t, te_hal_device_info& info) {
+inline int32_t check_device(int32_t device) {
+    Arguments("check_device");
+    return refuse_device(device);
+}
+
+inline int32_t describe_device(int32_t device, te_hal_device_info& info) {
+    if (device != 0) return refuse_device(device);
     info.multiprocessors = emulator::worker_count();
     info.wave = emulator::configuration().wave;
     info.shared_memory_per_block = static_cast<int64_t>(emulator::kSharedMemory);
@@ -178,7 +182,7 @@ inline int32_t device_info(int32_t device, te_hal_device_info* info) {
             .status();
     if (status != TE_HAL_OK) return status;
     te_hal_device_info found = {};
-    status = check_device(device) == TE_HAL_NO_DEVICE ? TE_HAL_NO_DEVICE : describe_device(device, found);
+    status = describe_device(device, found);
     if (status != TE_HAL_OK) return status;
     const uint32_t size = info->struct_size < sizeof found ? info->struct_size : static_cast<uint32_t>(sizeof found);
     found.struct_size = info->struct_size;

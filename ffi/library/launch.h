@@ -11,8 +11,9 @@ T* pointer(uintptr_t address) {
     return reinterpret_cast<T*>(address);
 }
 
+// Of 0 or more; no sum that could overflow.
 inline int64_t ceil_divide(int64_t dividend, int64_t divisor) {
-    return (dividend + divisor - 1) / divisor;
+    return dividend / divisor + (dividend % divisor != 0 ? 1 : 0);
 }
 inline int64_t smaller_of(int64_t a, int64_t b) {
     return a < b ? a : b;
