@@ -19,7 +19,7 @@ OLDEST_TORCH := 2.7.1
 .DEFAULT_GOAL := help
 # Two pips in one environment at the same time break it.
 .NOTPARALLEL:
-.PHONY: help demo test full lint types wheel remote-env clean
+.PHONY: help demo test full lint types kernels-host kernels-cuda kernels-musa fuzz wheel remote-env clean
 
 help:
 	@echo "make demo    install the command-line tool and compare FP8 recipes with BF16"
@@ -28,6 +28,8 @@ help:
 	@echo "make lint    ruff: rules and formatting"
 	@echo "make types   mypy, strict, over the whole package"
 	@echo "make wheel   source archive and wheel in dist/"
+	@echo "make kernels-host, kernels-cuda, kernels-musa  the kernel library of a target, in the user's cache"
+	@echo "make fuzz    a minute of random calls of every kernel entry, under the address sanitizer"
 	@echo "make remote-env  a folder with which the checkout runs on a machine without a package index"
 	@echo "make clean   remove build products and caches; the environments stay"
 
@@ -51,6 +53,12 @@ types: $(VENV)/.installed-test $(VENV)/.installed-dev
 wheel: $(VENV)/.installed-dev
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist .
+
+kernels-host kernels-cuda kernels-musa: kernels-%: $(VENV)/.installed-test
+	$(BIN)/python -m te_hal.ffi.build --target $*
+
+fuzz: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -q -m slow tests/ffi/test_fuzz.py
 
 remote-env: $(VENV)/.installed-test
 	$(BIN)/python .ci/remote_env.py $(REMOTE)
