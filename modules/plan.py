@@ -3,6 +3,10 @@
 Capability is asked and kernels are bound when the plan is made; running it asks nobody. A plan belongs to the
 selection it was made under: ``memo`` is dispatch's memo at that time, and a module drops plans whose memo is not
 the current one.
+
+Bound kernels skip what te_hal.ops checks. In its place: the layer checks shapes, dtypes and devices of input and
+parameters before it asks for a plan, te_hal.modules.main_grad those of main_grad, and autograd those of grad_output;
+the rules between a gemm's arguments hold for every call described here; quantizers check their factors when made.
 """
 
 from __future__ import annotations
