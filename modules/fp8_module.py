@@ -125,9 +125,8 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         return super()._apply(fn, recurse)  # type: ignore[no-any-return,no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is remade is neither pickled nor copied: quantizers share memory with the scaling state."""
-        left_out = {"_weight_cache": WeightCache(), "quantizers": {}}
-        return {**self.__dict__, **left_out}
+        """Quantizers, which share memory with the scaling state, are neither pickled nor copied but made anew."""
+        return {**self.__dict__, "quantizers": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over a pickled or copied state; quantizers are made anew over its scaling state."""

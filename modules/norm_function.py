@@ -8,7 +8,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from te_hal.dispatch import current_memo, resolve
-from te_hal.modules.arguments import check_epsilon
+from te_hal.modules.arguments import check_epsilon, check_flags
 from te_hal.modules.transforms import run_eagerly
 from te_hal.quantization import Float8Tensor
 from te_hal.schema.support import Call
@@ -42,10 +42,11 @@ def make_norm_plan(key: NormKey) -> NormPlan:
     """Ask for both kernels, and check what bound kernels are not asked about any more.
 
     Raises:
-        ArgumentError: ``epsilon`` breaks the op's rule; the module's ``eps`` can be assigned.
+        ArgumentError: ``epsilon`` is negative or no number, ``zero_centered_gamma`` no bool; both can be assigned to.
         UnsupportedError: the backend, and every fallback that the policy lists, says no.
     """
     check_epsilon(f"{key.op}: eps", key.epsilon)
+    check_flags(key.op, {"zero_centered_gamma": key.zero_centered_gamma})
     memo = current_memo()
     dtype, statistics = key.dtype, torch.float32
     centered = {"zero_centered_gamma": key.zero_centered_gamma}

@@ -39,6 +39,10 @@ class WeightCache:
         self.storages: dict[str, QuantizedStorage] = {}
         self._origins: dict[str, _Origin] = {}
 
+    def __reduce__(self) -> tuple[type[WeightCache], tuple[()]]:
+        """A copied or pickled module quantizes its weights anew."""
+        return WeightCache, ()
+
     def put(self, name: str, storage: QuantizedStorage, parameters: Sequence[torch.Tensor], plan: LinearPlan) -> None:
         """Keep a quantized weight."""
         self.storages[name] = storage

@@ -171,7 +171,7 @@ def test_an_epsilon_that_would_give_nan_is_refused_when_the_module_is_made(kind,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_epsilon_assigned_later_counts_and_is_checked_too(kind):
+def test_settings_assigned_later_count_and_are_checked_too(kind):
     module, x = KINDS[kind](16), torch.randn(4, 16)
     first = module(x)
     module.eps = 4.0
@@ -179,6 +179,9 @@ def test_an_epsilon_assigned_later_counts_and_is_checked_too(kind):
     assert not torch.equal(module(x), first)
     module.eps = -1.0
     with pytest.raises(ValueError, match=r"eps: got -1\.0"):
+        module(x)
+    module.eps, module.zero_centered_gamma = 1.0, "no"
+    with pytest.raises(ValueError, match="zero_centered_gamma: got 'no'"):
         module(x)
 
 
