@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     Kernel = Callable[..., Any]
 
 
+_BY_BACKEND: dict[str, Native] = {}
+
+
+def native_of(backend: str) -> Native | None:
+    """What the kernels of a backend are bound to; None if it runs no kernel library, or was not loaded."""
+    return _BY_BACKEND.get(backend)
+
+
 class Native:
     """A kernel library with what its backend adds: a name, the stream to work on, and the device to be on.
 
@@ -52,6 +60,7 @@ class Native:
         self._devices = devices
         self._prepared = Preparation()
         self._ones: dict[torch.device, torch.Tensor] = {}
+        _BY_BACKEND[backend] = self
 
     def __getattr__(self, name: str) -> object:
         """The first use of ``library`` and its companions; from then on they are plain attributes."""

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import te_hal
-from te_hal.dispatch import registry
 from te_hal.ffi.binding import binding
 from te_hal.ffi.build import build
+from te_hal.ffi.native import native_of
 from te_hal.ffi.toolchains import BuildError
 from te_hal.schema.storage import QuantizedStorage
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from te_hal.ffi.library import Library
-    from te_hal.ffi.native import Native
 
 #: Of the emulated device: (threads of the host, wave, seed). In sequence, and two random orders with either wave.
 ORDERS = {
@@ -69,7 +68,8 @@ def _build_host_library() -> None:
 
 def library_of(name: str) -> Library:
     """The library that the emulator's kernels are bound to."""
-    native: Native = registry.tables().backends[name].kernels["compute_scale"].args[0]
+    native = native_of(name)
+    assert native is not None
     return native.library
 
 

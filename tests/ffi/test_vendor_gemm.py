@@ -16,9 +16,9 @@ import torch
 from closeness import relative_error
 from quantized_operands import KINDS, columnwise_only, random_operand
 
-from te_hal.dispatch import registry
 from te_hal.ffi.marshalling import scaled_matmul
 from te_hal.ffi.marshalling.gemm_choice import VendorGemm, Way
+from te_hal.ffi.native import native_of
 from te_hal.schema.formats import FLOATS, ColumnwiseOrder
 from te_hal.schema.gemm import GEMM, LAYOUTS
 from te_hal.schema.storage import QuantizedStorage
@@ -35,7 +35,8 @@ FP8 = ("e4m3", "e5m2")
 @pytest.fixture(scope="module")
 def native() -> Native:
     native_backends.emulator()
-    found: Native = registry.tables().backends["musa_emulator"].kernels["gemm"].args[0]
+    found = native_of("musa_emulator")
+    assert found is not None
     return found
 
 

@@ -8,8 +8,6 @@ import native_backends
 import pytest
 import torch
 
-from te_hal.schema.errors import UnsupportedError
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -39,14 +37,3 @@ def ordered(request: pytest.FixtureRequest) -> Iterator[NativeBackend]:
         return
     yield native_backends.emulator(request.param)
     native_backends.emulator()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:  # noqa: ARG001 - the hook's signature
-    """An op whose kernel is not built yet is a skip that says so."""
-    try:
-        return (yield)
-    except UnsupportedError as error:
-        if "no kernel for this op" in str(error):
-            pytest.skip(str(error))
-        raise

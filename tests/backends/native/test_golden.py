@@ -167,7 +167,8 @@ def test_a_norm_and_a_cast(case: str, native: NativeBackend) -> None:
     with native.use():
         given = [native.put(recorded[name]) for name in names]
         fp32, *statistics = forward(*given, zero_centered_gamma=zero_centered == "zc=True", out_dtype=torch.float32)
-    np.testing.assert_array_max_ulp(statistics[-1].cpu().numpy(), recorded["rsigma"].numpy(), maxulp=ULP)
+    # The recorded ones are up to two units from the nearest number, ours up to one.
+    np.testing.assert_array_max_ulp(statistics[-1].cpu().numpy(), recorded["rsigma"].numpy(), maxulp=ULP + 1)
     assert_quantized(native, fp32, "rounded", E4M3, recorded, delayed=quantizer == "delayed")
 
 

@@ -1,0 +1,222 @@
+"""Checks of a kernel library on a real device: what the kernels rely on, then the ops against cpu_reference.
+
+Nothing here knows which device it is. The command `te-hal selftest` runs it and prints what goes into a report.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from te_hal.ffi.binding import binding
+from te_hal.schema.catalog import SCHEMAS
+from te_hal.schema.formats import E4M3, E5M2, ScalingMode
+from te_hal.schema.storage import QuantizedStorage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from te_hal.ffi.library import Library
+    from te_hal.schema.backend import Backend
+
+_ALL_PATTERNS = 2
+_SMALLEST_NORMAL = 2.0**-126
+
+
+class Check(NamedTuple):
+    """One line of the report."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class Selftest:
+    """What is tested and what it is held against.
+
+    Attributes:
+        tested: the backend.
+        reference: runs an op on cpu_reference, from its name, operands and flags.
+        library: the library that the backend's kernels call.
+        device: where to run; ``index`` given unless it is the host.
+        stream: the current stream of that device.
+    """
+
+    tested: Backend
+    reference: Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
+    library: Library
+    device: torch.device
+    stream: int
+
+    def checks(self) -> Iterator[Check]:
+        """Every check, one after the other; a kernel that fails is a failed check."""
+        yield self._device()
+        for name, check in (
+            ("division", self._division),
+            ("square root", self._square_root),
+            ("atomic maximum", self._atomic_maximum),
+            ("FP8 encoder", self._fp8_encoder),
+        ):
+            yield _run(name, check)
+        for op, operands, flags in _cases():
+            label = ", ".join(f"{name}={str(value).removeprefix('torch.')}" for name, value in flags.items())
+            yield _run(f"{op}({label})" if label else op, lambda o=op, a=operands, f=flags: self._op(o, a, f))  # type: ignore[misc]
+
+    def _device(self) -> Check:
+        info = self.library.device_info(self.device.index or 0)
+        detail = f"{info.name or 'unnamed'}, architecture {info.architecture}, {info.multiprocessors} multiprocessors, "
+        detail += f"waves of {info.wave}, {info.shared_memory_per_block} bytes of shared memory a block"
+        return Check("device", True, detail)
+
+    def _division(self) -> tuple[bool, str]:
+        """compute_scale is one division per element: it must be the IEEE quotient."""
+        generator = torch.Generator().manual_seed(0)
+        amax = torch.empty(1 << 20).uniform_(-80, 80, generator=generator).exp2()
+        wrong = 0
+        for fp8_max in (E4M3.max, E5M2.max):
+            expected = torch.full_like(amax, fp8_max) / amax
+            found = self.tested.kernels["compute_scale"](amax.to(self.device), fp8_max=fp8_max).cpu()
+            wrong += int((found != expected).sum())
+        return wrong == 0, f"{wrong} of {2 * amax.numel()} quotients are not correctly rounded"
+
+    def _square_root(self) -> tuple[bool, str]:
+        """Rmsnorm's rstd of rows whose mean square is exact in fp32 and no square."""
+        generator = torch.Generator().manual_seed(0)
+        pairs = torch.randint(1, 2048, (1 << 18, 2), generator=generator).float()
+        weight = torch.ones(2)
+        _, rstd = self.tested.kernels["rmsnorm_fwd"](pairs.to(self.device), weight.to(self.device), epsilon=0.0)
+        mean_square = pairs.square().sum(-1) / 2
+        stepwise = torch.ones(()) / mean_square.sqrt()
+        off = (rstd.cpu().view(torch.int32) - mean_square.double().rsqrt().float().view(torch.int32)).abs()
+        same = int((rstd.cpu() == stepwise).sum())
+        largest = int(off.max())
+        detail = f"1/sqrt at most {largest} units from the nearest; {same} of {rstd.numel()} equal two IEEE operations"
+        return largest <= 1, detail
+
+    def _atomic_maximum(self) -> tuple[bool, str]:
+        generator = torch.Generator().manual_seed(0)
+        values = torch.randn(1 << 22, generator=generator).to(self.device)
+        repeats, wrong = 50, 0
+        for index in torch.randint(0, values.numel(), (repeats,), generator=generator).tolist():
+            values[index] = -1000.0 - index
+            wrong += self.tested.kernels["amax"](values).item() != 1000.0 + index
+            values[index] = 0.0
+        return wrong == 0, f"{wrong} of {repeats} maxima of {values.numel()} values are wrong"
+
+    def _fp8_encoder(self) -> tuple[bool, str]:
+        """The device's instruction against the software encoder on every fp32 bit pattern; it stays chosen if equal."""
+        lib, ffi = binding()
+        mismatches = ffi.new("int64_t *")
+        status = lib.api_select_fp8_encoder(self.library.api, _ALL_PATTERNS, mismatches, self.stream)
+        if status == lib.TE_HAL_UNSUPPORTED:
+            return True, "software; the library knows no instruction for this device"
+        if status:
+            raise self.library.error(status, "select_fp8_encoder")
+        return mismatches[0] == 0, f"instruction; {mismatches[0]} of 2^32 bit patterns differ from the software encoder"
+
+    def _op(self, op: str, operands: tuple[Any, ...], flags: dict[str, Any]) -> tuple[bool, str]:
+        own = [_put(value, self.device) for value in operands]
+        found = self.tested.kernels[op](*own, **flags)
+        exact = SCHEMAS[op].contract.exact
+        expected = self.reference(op, operands, flags)
+        results = zip(_tensors((found, *own)), _tensors((expected, *operands)), strict=True)
+        pairs = [(a.cpu(), b) for a, b in results]
+        if exact:
+            wrong = sum(int((a.view(torch.uint8) != b.view(torch.uint8)).sum()) for a, b in pairs)
+            return wrong == 0, f"{wrong} of {sum(a.nbytes for a, _ in pairs)} bytes differ"
+        worst, allowed = 0.0, 0.0
+        for a, b in pairs[: len(_tensors((found,)))]:
+            error = float((a.double() - b.double()).norm() / b.double().norm().clamp(min=_SMALLEST_NORMAL))
+            # Both are within the bound of the true result.
+            limit = 2 * SCHEMAS[op].contract.bound[a.dtype]
+            if error / limit >= (worst / allowed if allowed else 0.0):
+                worst, allowed = error, limit
+        return worst <= allowed, f"{worst:.1e} from cpu_reference, where {allowed:.1e} is allowed"
+
+
+def _run(name: str, check: Callable[[], tuple[bool, str]]) -> Check:
+    try:
+        passed, detail = check()
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        return Check(name, False, f"{type(error).__name__}: {error}")
+    return Check(name, passed, detail)
+
+
+def _put(value: Any, device: torch.device) -> Any:  # noqa: ANN401 - whatever an op takes
+    if isinstance(value, torch.Tensor):
+        return value.clone().to(device)
+    if isinstance(value, QuantizedStorage):
+        return value.with_tensors(tuple(None if t is None else t.to(device) for t in value.tensors()))
+    return value
+
+
+def _tensors(values: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Every tensor in results and operands, in order."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value.contiguous())
+        elif isinstance(value, tuple):
+            found += _tensors(value)
+        elif isinstance(value, QuantizedStorage):
+            found += [t for t in value.tensors() if t is not None]
+    return found
+
+
+def _cases() -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
+    """Op, operands on the CPU, and flags: every family, sizes even and odd, and values of every kind."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int, dtype: torch.dtype = torch.bfloat16, spread: float = 0.0) -> torch.Tensor:
+        values = torch.randn(shape, generator=generator)
+        return (values * torch.empty(shape).uniform_(-spread, spread, generator=generator).exp()).to(dtype)
+
+    special = draw(130, 264, dtype=torch.float32, spread=8.0)
+    special.view(-1)[::97] = math.nan
+    special.view(-1)[5::101] = -math.inf
+    for x in (special, draw(136, 264), draw(13, 37, dtype=torch.float16)):
+        for target in (E4M3, E5M2):
+            yield "quantize", (x, torch.tensor([3.7])), {"dtype": target.dtype, "columnwise": True}
+        yield "amax", (x,), {}
+    history = draw(16, 40, dtype=torch.float32, spread=8.0).abs()
+    for algorithm in ("max", "most_recent"):
+        flags = {"fp8_max": E4M3.max, "amax_compute_algo": algorithm}
+        yield "update_delayed_scale", (history.clone(), torch.ones(40)), flags
+    x, weight, bias = draw(600, 2048), draw(2048), draw(2048)
+    yield "layernorm_fwd", (x, weight, bias), {}
+    yield "rmsnorm_fwd", (x, weight), {"out_dtype": torch.float32}
+    rstd = (x.float().square().mean(-1) + 1e-5).rsqrt()
+    yield "rmsnorm_bwd", (draw(600, 2048), x, rstd, weight), {}
+    for causal in ("none", "top_left", "bottom_right"):
+        yield "softmax_fwd", (draw(2, 3, 72, 100),), {"causal": causal, "scale": 0.3}
+    for activation in ("gelu", "swiglu"):
+        yield "activation_fwd", (draw(72, 264),), {"activation": activation}
+    for layout, shapes in _PRODUCTS.items():
+        for dtype in (torch.bfloat16, torch.float32):
+            a, b = (draw(*shape, dtype=dtype) for shape in shapes)
+            yield "gemm", (a, b), {"layout": layout, "out_dtype": dtype}
+        yield "gemm", tuple(_quantized(draw(*shape)) for shape in shapes), {"layout": layout}
+
+
+_PRODUCTS = {
+    "fprop": ((136, 264), (72, 264)),
+    "dgrad": ((136, 72), (72, 264)),
+    "wgrad": ((136, 72), (136, 264)),
+}
+
+
+def _quantized(values: torch.Tensor) -> QuantizedStorage:
+    """A rowwise storage whose codes torch rounds; they are given, so whichever way it rounds will do."""
+    codes = values.float().clamp(-E4M3.max, E4M3.max).to(E4M3.dtype).view(torch.uint8)
+    return QuantizedStorage(
+        format=E4M3,
+        mode=ScalingMode.TENSOR,
+        shape=tuple(values.shape),
+        dtype=values.dtype,
+        rowwise_data=codes,
+        rowwise_scale_inv=torch.tensor([0.37]),
+    )

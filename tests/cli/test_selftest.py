@@ -1,0 +1,64 @@
+"""`te-hal selftest`: it tells a sound device from an unsound one, and says what it ran on."""
+
+from __future__ import annotations
+
+import native_backends
+import pytest
+import torch
+from stub_backends import stub
+
+from te_hal.dispatch import registry
+from te_hal.ffi.native import native_of
+from te_hal.ffi.selftest import Selftest
+
+
+@pytest.fixture
+def _emulator() -> None:
+    native_backends.emulator()
+
+
+@pytest.mark.usefixtures("_emulator")
+def test_the_emulator_passes_and_the_report_names_library_and_device(command_line):
+    done = command_line.call("selftest", "--backend", "musa_emulator")
+    assert done.exit_code == 0, done.stdout
+    assert "FAIL" not in done.stdout
+    assert "every check of backend musa_emulator passed" in done.stdout
+    for words in ("host emulation", "division", "square root", "FP8 encoder", "quantize(", "gemm(layout=wgrad"):
+        assert words in done.stdout
+
+
+@pytest.mark.usefixtures("_emulator")
+def test_a_kernel_that_is_wrong_or_fails_is_a_failed_check():
+    source = registry.tables().backends["musa_emulator"]
+    native = native_of("musa_emulator")
+
+    def wrong(input: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        return source.kernels["amax"](input, out=out) * 1.0000002
+
+    def failing(*_: object, **__: object) -> None:
+        msg = "the board is on fire"
+        raise RuntimeError(msg)
+
+    kernels = {**source.kernels, "amax": wrong, "softmax_fwd": failing}
+    tested = stub("unsound", kernels=kernels)
+    reference = registry.tables().backends["cpu_reference"]
+
+    def run(op: str, operands: tuple, flags: dict) -> object:
+        return reference.kernels.get(op, source.kernels[op])(*operands, **flags)
+
+    checks = list(Selftest(tested, run, native.library, torch.device("cpu"), 0).checks())
+    failed = {check.name.partition("(")[0] for check in checks if not check.passed}
+    assert failed == {"amax", "atomic maximum", "softmax_fwd"}
+    assert any("RuntimeError: the board is on fire" in check.detail for check in checks)
+
+
+def test_a_backend_without_a_kernel_library_is_refused(command_line):
+    done = command_line.call("selftest", "--backend", "cpu_reference")
+    assert done.exit_code == 2
+    assert "runs no kernel library" in done.stderr
+
+
+def test_an_unusable_backend_is_refused_with_its_reason(command_line):
+    done = command_line.call("selftest", "--backend", "musa")
+    assert done.exit_code == 2
+    assert "torch_musa is not installed" in done.stderr
