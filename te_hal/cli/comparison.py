@@ -12,10 +12,9 @@ from te_hal.cli.results import RunResult
 from te_hal.cli.training import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from te_hal.cli.config import CompareConfig
     from te_hal.cli.folder import OutFolder
+    from te_hal.cli.interrupt import StopRequest
     from te_hal.cli.place import Place
     from te_hal.cli.progress import Reporter
     from te_hal.cli.results import Memory
@@ -104,34 +103,44 @@ class Comparison:
         for name in self._names_left():
             self._memory[name] = measure_memory(precision(name), self._config, self._text, self._place.device)
 
-    def train(self, reporter: Reporter, stop: Callable[[], bool], save_every: int) -> None:
-        """Do the steps that are left, or those until `stop` answers yes; then save.
+    def train(self, reporter: Reporter, stop: StopRequest, save_every: int) -> None:
+        """Do the steps that are left, or those until `stop` says so; then save.
+
+        Signals are listened to from the first step of a run to its last checkpoint. While a model is made there is no
+        step to finish: a signal acts at once then.
 
         An error in a step comes out as it is. Results then hold the steps done; the checkpoint stays the one before,
         because what a step has changed when it fails is no state to go on from.
 
         Args:
             reporter: is told of each step.
-            stop: asked after each step.
+            stop: told of each step, and asked after it.
             save_every: steps between two checkpoints of a run.
         """
         for name in self._names_left():
             run = self._run = self._run or self._new_run(name)
             run.result.memory = self._memory[name]
             reporter.start(run.result)
-            while not run.result.finished:
-                run.step()
-                if run.evaluation_is_due:
-                    run.evaluate()
-                reporter.step(run.result)
-                if stop():
-                    self._save(reporter)
-                    return
-                if run.result.steps % save_every == 0 and not run.result.finished:
-                    self._save(reporter)
-            self._finished.append({"result": run.result.as_dict(), "model": run.model.state_dict()})
-            self._run = None
-            self._save(reporter)
+            with stop.listening():
+                self._train_run(run, reporter, stop, save_every)
+            if stop:
+                return
+
+    def _train_run(self, run: Run, reporter: Reporter, stop: StopRequest, save_every: int) -> None:
+        while not run.result.finished:
+            run.step()
+            if run.evaluation_is_due:
+                run.evaluate()
+            reporter.step(run.result)
+            stop.count_step()
+            if stop:
+                self._save(reporter)
+                return
+            if run.result.steps % save_every == 0 and not run.result.finished:
+                self._save(reporter)
+        self._finished.append({"result": run.result.as_dict(), "model": run.model.state_dict()})
+        self._run = None
+        self._save(reporter)
 
     def _names_left(self) -> tuple[str, ...]:
         return run_names(self._config.recipes)[len(self._finished) :]

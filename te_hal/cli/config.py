@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 #: Bytes that a prediction looks back on.
 CONTEXT = 64
 
+#: Of int64.
+_LARGEST = 2**63 - 1
+
 MODELS = ("mlp",)
 _LATER_MODELS = {"gpt": 'it comes with "Transformer modules and the GPT main job"'}
 _LATER_RECIPES = dict.fromkeys(("block", "mxfp8", "nvfp4", "custom"), "docs/parity.md lists the recipes that are here")
@@ -67,18 +70,19 @@ class CompareConfig:
 
 
 def check_count(option: str, value: int, *, multiple: int = 1, least: int = 1) -> None:
-    """Refuse a number below `least` or not a multiple of `multiple`.
+    """Refuse a number below `least`, above what torch counts with, or not a multiple of `multiple`.
 
     Raises:
         ArgumentError: naming the option.
     """
-    if least <= value < 2**63 and value % multiple == 0:
+    if least <= value <= _LARGEST and value % multiple == 0:
         return
-    wanted = f"an integer of at least {least}"
+    wanted = f"an integer from {least} to {_LARGEST}"
     todo = "choose another value"
     if multiple > 1:
-        wanted = f"a positive multiple of {multiple}"
-        todo = f"FP8 needs it; the nearest is {max(multiple, round(value / multiple) * multiple)}"
+        wanted = f"a positive multiple of {multiple} up to {_LARGEST}"
+        nearest = (value + multiple // 2) // multiple * multiple
+        todo = f"FP8 needs it; the nearest is {min(max(multiple, nearest), _LARGEST // multiple * multiple)}"
     raise ArgumentError(f"te-hal compare: {option}", got=str(value), accepted=wanted, todo=todo)
 
 

@@ -12,13 +12,14 @@ from te_hal.cli.comparison import Comparison
 from te_hal.cli.config import CONTEXT, CompareConfig
 from te_hal.cli.failure import FAILED, STEP_FAILURES, fail, wrong_input_ends
 from te_hal.cli.folder import open_folder
-from te_hal.cli.interrupt import stop_on_signal
+from te_hal.cli.interrupt import StopRequest
 from te_hal.cli.place import find_place
 from te_hal.cli.plot import write_plot
 from te_hal.cli.precision import run_names
 from te_hal.cli.progress import make_reporter
 from te_hal.cli.record import write_record
 from te_hal.cli.report import print_report
+from te_hal.cli.size import check_size
 from te_hal.cli.summary import Summary
 from te_hal.cli.text import load_text
 
@@ -45,6 +46,7 @@ class Session:
     ) -> None:
         self._config = config
         self._place = find_place(backend)
+        check_size(config, self._place.device)
         self._text = load_text(data, CONTEXT)
         self._folder = open_folder(out, must_hold_checkpoint=resume)
         self._comparison = Comparison(config, self._place, self._text, self._folder)
@@ -87,19 +89,13 @@ class Session:
 
     def _train(self, save_every: int, stop_after: int | None) -> int:
         reporter = make_reporter(self._screen, self._config.batch)
-        steps_done = 0
 
         def announce() -> None:
             reporter.note("stopping after this step; once more to stop at once, without a checkpoint")
 
+        stop = StopRequest(announce, stop_after)
         try:
-            with self._place.in_force(), stop_on_signal(announce) as request:
-
-                def stop() -> bool:
-                    nonlocal steps_done
-                    steps_done += 1
-                    return bool(request) or steps_done == stop_after
-
+            with self._place.in_force():
                 with wrong_input_ends():
                     self._comparison.measure()
                 self._comparison.train(reporter, stop, save_every)
@@ -110,7 +106,7 @@ class Session:
             return FAILED
         finally:
             reporter.close()
-        return request.exit_code
+        return stop.exit_code
 
     def _tell_failure(self, error: BaseException) -> None:
         """Say where training ended; without any result there is nothing to report, and the command ends here."""

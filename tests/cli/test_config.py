@@ -9,15 +9,17 @@ from te_hal.schema.errors import ArgumentError, NotBuiltError
 @pytest.mark.parametrize(
     ("option", "value", "accepted"),
     [
-        ("steps", 0, "an integer of at least 1"),
-        ("steps", -3, "an integer of at least 1"),
-        ("steps", 2**63, "an integer of at least 1"),
-        ("layers", 0, "an integer of at least 1"),
-        ("width", 0, "a positive multiple of 16"),
-        ("width", 100, "a positive multiple of 16"),
-        ("batch", -8, "a positive multiple of 8"),
-        ("batch", 4, "a positive multiple of 8"),
-        ("seed", -1, "an integer of at least 0"),
+        ("steps", 0, "an integer from 1 to 9223372036854775807"),
+        ("steps", -3, "an integer from 1 to 9223372036854775807"),
+        ("steps", 2**63, "an integer from 1 to 9223372036854775807"),
+        ("layers", 0, "an integer from 1 to 9223372036854775807"),
+        ("width", 0, "a positive multiple of 16 up to 9223372036854775807"),
+        ("width", 100, "a positive multiple of 16 up to 9223372036854775807"),
+        ("width", 2**63, "a positive multiple of 16 up to 9223372036854775807"),
+        ("batch", -8, "a positive multiple of 8 up to 9223372036854775807"),
+        ("batch", 4, "a positive multiple of 8 up to 9223372036854775807"),
+        ("seed", -1, "an integer from 0 to 9223372036854775807"),
+        ("seed", 99999999999999999999, "an integer from 0 to 9223372036854775807"),
         ("lr", 0.0, "a finite number above 0"),
         ("lr", float("inf"), "a finite number above 0"),
         ("lr", float("nan"), "a finite number above 0"),
@@ -33,7 +35,7 @@ def test_a_value_out_of_range_is_refused_by_its_option(option, value, accepted):
     assert refusal.value.accepted == accepted
 
 
-@pytest.mark.parametrize(("width", "nearest"), [(100, 96), (1, 16), (250, 256)])
+@pytest.mark.parametrize(("width", "nearest"), [(100, 96), (1, 16), (250, 256), (2**63, 2**63 - 16), (-(2**70), 16)])
 def test_the_nearest_multiple_is_named(width, nearest):
     with pytest.raises(ArgumentError, match=f"the nearest is {nearest}"):
         CompareConfig(width=width)
