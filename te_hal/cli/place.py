@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import te_hal
+from te_hal.cli.backends import one_line_each
 from te_hal.dispatch import backend_for
 from te_hal.modules.device import parameter_device
 from te_hal.schema.errors import BackendNotFoundError, BackendUnavailableError
@@ -60,15 +61,20 @@ def find_place(name: str | None) -> Place:
             accepted="a backend that trains",
             todo="choose another one from `te-hal backends`",
         )
-    if name is None:
-        device = parameter_device(None)
-        return Place(backend_for(device).name, forced=False, device=device)
     try:
+        if name is None:
+            device = parameter_device(None)
+            return Place(backend_for(device).name, forced=False, device=device)
         with te_hal.use_backend(name):
             return Place(name, forced=True, device=parameter_device(None))
     except (BackendNotFoundError, BackendUnavailableError) as error:
-        where = "te-hal compare: --backend"
-        raise type(error)(where, got=error.got, accepted=error.accepted, todo=error.todo) from None
+        others = [backend for backend in te_hal.list_backends() if backend.name != "null"]
+        raise type(error)(
+            error.where if name is None else "te-hal compare: --backend",
+            got=error.got,
+            accepted="one that is usable",
+            todo=f"choose one with --backend; `te-hal backends` says more\n{one_line_each(others)}",
+        ) from None
 
 
 def device_name(device: torch.device) -> str:

@@ -1,13 +1,13 @@
 """`te-hal backends`."""
 
+import dataclasses
 import json
-from dataclasses import asdict
 
 import pytest
 from stub_backends import stub
 
 import te_hal
-from te_hal.dispatch import register_backend
+from te_hal.dispatch import register_backend, selection
 from te_hal.schema.support import Code, Support
 
 
@@ -33,7 +33,7 @@ def test_an_unusable_backend_is_listed_with_its_reason(command_line, broken_back
 
 def test_the_json_has_what_list_backends_answers(command_line):
     found = json.loads(command_line.call("backends", "--json").stdout)
-    expected = [asdict(backend) for backend in te_hal.list_backends()]
+    expected = [dataclasses.asdict(backend) for backend in te_hal.list_backends()]
     assert found == json.loads(json.dumps(expected))
 
 
@@ -41,5 +41,39 @@ def test_an_unusable_backend_is_refused_for_training_with_its_reason(command_lin
     done = command_line.compare("--backend", broken_backend)
     assert done.exit_code == 2
     assert "its board is unplugged" in done.stderr
-    assert "cpu_reference (usable)" in done.stderr
     assert not command_line.out.exists()
+
+
+@pytest.mark.parametrize("by", ["option", "environment"])
+def test_an_unknown_backend_is_answered_with_a_short_line_per_backend(command_line, monkeypatch, by):
+    long = "its board is unplugged; " * 30
+    if by == "environment":
+        monkeypatch.setattr(selection, "ENVIRONMENT", dataclasses.replace(selection.ENVIRONMENT, backend="abacus"))
+        te_hal.reset()
+    register_backend(stub("wordy", usable=lambda: Support.no(Code.ENVIRONMENT, long)))
+    done = command_line.compare(*(["--backend", "abacus"] if by == "option" else []))
+    assert done.exit_code == 2
+    first, *lines = done.stderr.splitlines()
+    assert "got backend 'abacus'" in first
+    names = [backend.name for backend in te_hal.list_backends() if backend.name != "null"]
+    assert [line.split(":")[0].strip() for line in lines] == names
+    assert "  cpu_reference: usable" in lines
+    assert next(line for line in lines if "wordy" in line).endswith("...")
+    assert max(map(len, lines)) <= 80
+    assert len(first) < 160
+
+
+@pytest.mark.parametrize("columns", [30, 60, 71])
+def test_a_narrow_terminal_gets_the_backends_below_each_other(command_line, monkeypatch, broken_backend, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = command_line.call("backends").stdout.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert "cpu_reference *: usable" in lines
+    assert f"{broken_backend}: not usable" in lines
+    assert "  its board is unplugged" in lines
+    assert sum(len(line) for line in lines) > len(lines) * 15
+
+
+def test_square_brackets_in_a_reason_are_shown(command_line):
+    register_backend(stub("bracketed", usable=lambda: Support.no(Code.ENVIRONMENT, "no [red] lamp")))
+    assert "no [red]" in command_line.call("backends").stdout

@@ -113,7 +113,6 @@ def in_the_way(folder):
         (["--stop-after", "-1"], "--stop-after: got -1"),
         (["--model", "gpt"], "Transformer modules and the GPT main job"),
         (["--recipe", "fp9"], "--recipe: got 'fp9'"),
-        (["--backend", "abacus"], "--backend: got backend 'abacus'; accepted: cpu_reference (usable)"),
         (["--backend", "null"], "--backend: got 'null', which checks arguments and computes nothing"),
         (["--data", "nowhere.txt"], "--data: got nowhere.txt (No such file or directory)"),
         (["--data", sys.executable], "not text"),
