@@ -27,13 +27,13 @@ NO_ENTRY_POINTS = (
 def attempt(function: Callable[[], T]) -> tuple[T | None, str]:
     """Run foreign code that brings a backend up; its result, or None and the reason of its failure.
 
-    The only broad ``except`` in the package: importing or probing somebody else's backend can fail in any way,
-    and must stop neither the others nor the listing. Kernels never run in here. KeyboardInterrupt and
-    SystemExit pass.
+    A broad ``except``: importing or probing somebody else's backend can fail in any way, and must stop neither the
+    others nor the listing. Vendor libraries that find no device call ``sys.exit``, so SystemExit is a failure too.
+    Kernels never run in here. KeyboardInterrupt passes.
     """
     try:
         return function(), ""
-    except Exception as error:  # noqa: BLE001 - see above
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - see above
         return None, _say(error)
 
 

@@ -116,11 +116,19 @@ def ask_declared(backend: Backend, call: Call) -> Support:
     """What one backend declares, on whatever machine: has it the kernel, does it say yes. For backends known usable.
 
     Raises:
-        StateError: its ``supports`` gives something else than a Support.
+        StateError: its ``supports`` raises, or gives something else than a Support.
     """
     if call.op not in backend.kernels:
         return Support.no(Code.NO_KERNEL, f"has no kernel for {call.op}")
-    answer = backend.supports(call)
+    try:
+        answer = backend.supports(call)
+    except (Exception, SystemExit) as error:  # somebody else's code, which can fail in any way
+        raise StateError(
+            f"backend {backend.name}: supports",
+            got=f"{type(error).__name__}: {error} for {call}",
+            accepted="an answer: supports raises nothing",
+            todo="report this to the author of the backend, whose supports must say Support.no(code, sentence) instead",
+        ) from error
     if not isinstance(answer, Support):
         raise StateError(
             f"backend {backend.name}: supports",
@@ -144,7 +152,7 @@ def ask_backend(backend: Backend, call: Call) -> Support:
     """What one backend answers, by itself: is it usable, does it serve the device, has it the kernel, does it say yes.
 
     Raises:
-        StateError: its ``supports`` gives something else than a Support.
+        StateError: its ``supports`` raises, or gives something else than a Support.
     """
     answer = registry.ask_usable(backend)
     if answer and not backend.takes(call.device.type):

@@ -47,10 +47,10 @@ def compute_scale(
 
     Args:
         amax: fp32, any shape.
-        fp8_max: largest finite magnitude of the format, positive.
-        epsilon: floor of ``amax``, not negative.
+        fp8_max: largest finite magnitude of the format, positive and within fp32's range.
+        epsilon: floor of ``amax``, from 0 to fp32's largest.
         power_of_2: round the scale down to a power of two.
-        value_for_inf: what an overflowing quotient becomes.
+        value_for_inf: what an overflowing quotient becomes, positive and within fp32's range.
 
     Returns:
         A new fp32 tensor of the shape of ``amax``.
@@ -78,11 +78,11 @@ def update_delayed_scale(
     """Roll the amax history of ``N`` tensors and renew their scales, both in place (D1 to D4).
 
     Args:
-        amax_history: fp32 ``[L, N]``, written. Row 0 is the running amax, row L-1 the newest past one.
+        amax_history: fp32 ``[L, N]``, L at least 1, written. Row 0 is the running amax, row L-1 the newest past one.
         scale: fp32 ``[N]``, written.
         reduced_amax: fp32 ``[N]``; stands for row 0 where the amax over all ranks is wanted.
-        fp8_max: largest finite magnitude of the format, positive.
-        margin: the scale is divided by ``2**margin``.
+        fp8_max: largest finite magnitude of the format, positive and within fp32's range.
+        margin: the scale is divided by ``2**margin``; from -100 to 100.
         amax_compute_algo: ``"max"`` over the history, or ``"most_recent"``.
 
     Raises:

@@ -34,6 +34,9 @@ def quantize(
     Args:
         input: any shape; fp32, fp16 or bf16.
         scale: fp32, one element; multiplies into the format. Required for per-tensor scaling.
+            No value is refused, as that would read it: NaN gives codes of NaN (C3); zero gives codes of zero, of NaN
+            where the input is infinite, and an infinite scale_inv (C5); a negative one flips the signs of the codes
+            and of scale_inv, so that dequantizing flips them back.
         amax: fp32, one element; becomes ``max(amax, max|input|)`` in place (A1).
         out: storage to refill in place; must have the shape, format, mode and copies that are asked for.
         dtype: ``torch.float8_e4m3fn`` or ``torch.float8_e5m2``.

@@ -8,6 +8,7 @@ from te_hal.schema.formats import FLOAT32_MAX, FLOATS
 from te_hal.schema.op import REQUIRED, Contract, Family, Flag, FlagType, Operand, OpSchema, Output, Rule
 
 _FP32 = (torch.float32,)
+_FP8_MAX = Rule(f"0 < fp8_max <= {FLOAT32_MAX!r}", "fp8_max must be positive and at most fp32's largest")
 
 AMAX = OpSchema(
     name="amax",
@@ -36,8 +37,9 @@ COMPUTE_SCALE = OpSchema(
     ),
     outputs=(Output("scale", "*amax", torch.float32, "same shape as amax"),),
     rules=(
-        Rule("fp8_max > 0", "fp8_max must be positive"),
-        Rule("epsilon >= 0", "epsilon must not be negative"),
+        _FP8_MAX,
+        Rule(f"0 <= epsilon <= {FLOAT32_MAX!r}", "epsilon must be a number from 0 to fp32's largest"),
+        Rule(f"0 < value_for_inf <= {FLOAT32_MAX!r}", "value_for_inf must be positive and at most fp32's largest"),
     ),
     contract=Contract(("S1", "S2", "S3", "S4"), "one IEEE division", exact=True),
 )
@@ -60,11 +62,16 @@ UPDATE_DELAYED_SCALE = OpSchema(
     keyword_operands=frozenset({"reduced_amax"}),
     flags=(
         Flag("fp8_max", FlagType.FLOAT, REQUIRED, "largest finite magnitude of the format"),
-        Flag("margin", FlagType.INT, 0, "scale is divided by 2**margin"),
+        Flag("margin", FlagType.INT, 0, "scale is divided by 2**margin; from -100 to 100"),
         Flag("amax_compute_algo", FlagType.CHOICE, "max", "window", ("max", "most_recent"), keyed=True),
     ),
     outputs=(),
-    rules=(Rule("fp8_max > 0", "fp8_max must be positive"),),
+    rules=(
+        _FP8_MAX,
+        # Beyond, fp8_max * 2**-margin leaves fp32's normal range: scales of 0, and infinities behind them.
+        Rule("-100 <= margin <= 100", "margin must be from -100 to 100"),
+        Rule("amax_history.shape[:1] != (0,)", "amax_history needs at least one row, the running amax"),
+    ),
     contract=Contract(("D1", "D2", "D3", "D4"), "maxima, one division and a copy", exact=True),
 )
 

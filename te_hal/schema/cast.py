@@ -15,7 +15,13 @@ QUANTIZE = OpSchema(
     summary="Cast to a scaled 8-bit format: clamp(input * scale), round to nearest even.",
     operands=(
         Operand("input", FLOATS, "...", "what to cast, any shape"),
-        Operand("scale", _FP32, "1", "factor into the format; required for per-tensor scaling", optional=True),
+        Operand(
+            "scale",
+            _FP32,
+            "1",
+            "factor into the format, required for per-tensor scaling; any value, by C1 to C5",
+            optional=True,
+        ),
         Operand("amax", _FP32, "1", "becomes max(amax, max|input|)", optional=True, written=True),
         Operand("out", (), "*input", "storage to refill", formats=(E4M3, E5M2), optional=True, written=True),
     ),

@@ -1,7 +1,7 @@
 """Generates, per op, the function that every call passes through: memo look-up, then rank and shape checks.
 
-The generated source is straight-line Python over the schema's data. On a hit it reads dtype, type and device of
-each operand once, looks the kernel up, and compares sizes; whatever else can be wrong with a call (dtypes,
+The generated source is straight-line Python over the schema's data. On a hit it reads dtype, type, layout and device
+of each operand once, looks the kernel up, and compares sizes; whatever else can be wrong with a call (dtypes,
 devices, keyed flags) is decided on the miss and remembered by the memo's key. ``entry_source`` shows the text.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from te_hal.schema import shapes, validate
+from te_hal.schema import shapes, validate, written
 from te_hal.schema.op import FlagType, Operand, OpSchema
 from te_hal.schema.storage import QuantizedStorage
 
@@ -55,6 +55,7 @@ def compile_entry(
         "check_integer": validate.check_integer,
         "check_bool": validate.check_bool,
         "check_window": validate.check_window,
+        "check_written": written.check_written,
     }
     exec(compile(entry_source(schema), f"<te_hal entry of {schema.name}>", "exec"), namespace)  # noqa: S102 - own text
     entry: Kernel = namespace[f"enter_{schema.name}"]
@@ -84,11 +85,12 @@ def entry_source(schema: OpSchema) -> str:
                 f"    if {condition.format(flag.name)}:",
                 f"        {check}(SCHEMA, {flag.name!r}, {flag.name})",
             ]
-    for rule in schema.rules:
+    for index, rule in enumerate(schema.rules):
         lines += [
             f"    if not ({rule.condition}):",
-            f"        raise rule_error(SCHEMA, {rule.sentence!r}, {arguments})",
+            f"        raise rule_error(SCHEMA, SCHEMA.rules[{index}], {arguments})",
         ]
+    lines += _written_checks(schema)
     lines += _shape_checks(schema, arguments)
     lines.append("    return kernel")
     return "\n".join(lines) + "\n"
@@ -99,11 +101,26 @@ def _key(schema: OpSchema) -> list[str]:
     for operand in schema.operands:
         name = operand.name
         dtype = f"{name}.kind if type({name}) is S else {name}.dtype" if operand.formats else f"{name}.dtype"
+        facts = [f"type({name})", dtype, f"{name}.layout", f"{name}.device"]
         if operand.optional:
-            parts.append(f"None if {name} is None else (type({name}), {dtype}, {name}.device)")
+            parts.append(f"None if {name} is None else ({', '.join(facts)})")
         else:
-            parts += [f"type({name})", dtype, f"{name}.device"]
+            parts += facts
     return parts + [flag.name for flag in schema.flags if flag.keyed]
+
+
+def _written_checks(schema: OpSchema) -> list[str]:
+    """For plain tensors: a storage's buffers are its own. A single element overlaps nothing."""
+    lines = []
+    for operand in schema.operands:
+        if operand.written and not operand.formats:
+            name = operand.name
+            given = f"{name} is not None and " if operand.optional else ""
+            suspect = f"{name}.requires_grad"
+            if operand.shape != "1":
+                suspect = f"({suspect} or not {name}.is_contiguous())"
+            lines += [f"    if {given}{suspect}:", f"        check_written(SCHEMA, {name!r}, {name})"]
+    return lines
 
 
 def _shape_checks(schema: OpSchema, arguments: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from te_hal.schema.formats import FLOATS
+from te_hal.schema.formats import FLOAT32_MAX, FLOATS
 from te_hal.schema.op import Contract, Family, Flag, FlagType, Operand, OpSchema, Output, Rule, one_rounding
 
 _FP32 = (torch.float32,)
@@ -29,7 +29,7 @@ _OUT_DTYPE = Flag(
     FLOATS,
     keyed=True,
 )
-_POSITIVE = (Rule("epsilon >= 0", "epsilon must not be negative"),)
+_EPSILON_RANGE = (Rule(f"0 <= epsilon <= {FLOAT32_MAX!r}", "epsilon must be a number from 0 to fp32's largest"),)
 _FORWARD = Contract(
     ("N1", "N2", "N3"),
     "fp32 statistics in any order, one rounding; rows whose mean is at most a few deviations",
@@ -54,7 +54,7 @@ LAYERNORM_FWD = OpSchema(
         Output("mean", "...", torch.float32, "leading dimensions of input"),
         Output("rstd", "...", torch.float32, "leading dimensions of input"),
     ),
-    rules=_POSITIVE,
+    rules=_EPSILON_RANGE,
     contract=_FORWARD,
 )
 
@@ -78,7 +78,7 @@ RMSNORM_FWD = OpSchema(
         Output("output", "*input", "out_dtype|input", "shape of input"),
         Output("rstd", "...", torch.float32, "leading dimensions of input"),
     ),
-    rules=_POSITIVE,
+    rules=_EPSILON_RANGE,
     contract=_FORWARD,
 )
 

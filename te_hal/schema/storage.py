@@ -60,6 +60,9 @@ class QuantizedStorage:
         "shape",
     )
 
+    #: As of a dense tensor, which its buffers are: dispatch asks every operand.
+    layout = torch.strided
+
     def __init__(
         self,
         *,

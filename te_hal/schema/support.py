@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from te_hal.schema.errors import ArgumentError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -34,18 +36,49 @@ class Code(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """Yes, or no with a machine code and the sentence the user sees. Truthy when yes."""
+    """Yes, or no with a machine code and the sentence the user sees. Truthy when yes.
+
+    Raises:
+        ArgumentError: ``code`` is neither a :class:`Code` nor the value of one, which becomes that code.
+    """
 
     code: Code = Code.YES
     sentence: str = ""
+
+    def __post_init__(self) -> None:
+        if type(self.code) is not Code:
+            object.__setattr__(self, "code", _code(self.code))
 
     def __bool__(self) -> bool:
         return self.code is Code.YES
 
     @staticmethod
     def no(code: Code, sentence: str) -> Support:
-        """A refusal; ``sentence`` says what is lacking and stands alone in an error message."""
-        return Support(code, sentence)
+        """A refusal; ``sentence`` says what is lacking and stands alone in an error message.
+
+        Raises:
+            ArgumentError: ``code`` is no reason: unknown, or yes.
+        """
+        answer = Support(code, sentence)
+        if answer:
+            raise _no_reason(code)
+        return answer
+
+
+def _code(value: object) -> Code:
+    try:
+        return Code(value)
+    except ValueError:
+        raise _no_reason(value) from None
+
+
+def _no_reason(value: object) -> ArgumentError:
+    return ArgumentError(
+        "Support: code",
+        got=repr(value),
+        accepted=", ".join(f"Code.{code.name}" for code in Code if code is not Code.YES),
+        todo="name the reason, or return SUPPORTED for a yes",
+    )
 
 
 SUPPORTED = Support()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from te_hal.schema.advice import instead_of_dtype, instead_of_storage
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
 from te_hal.schema.op import Flag, FlagType, Operand, OpSchema
 from te_hal.schema.storage import QuantizedStorage
@@ -14,6 +17,7 @@ from te_hal.schema.support import Call
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from te_hal.schema.op import Rule
     from te_hal.schema.support import Kind
 
 _SEE_REFERENCE = "see the op's page in docs/ops.md"
@@ -28,7 +32,7 @@ def describe_call(schema: OpSchema, arguments: Mapping[str, Any]) -> Call:
 
     Raises:
         ArgumentTypeError: an operand is neither a tensor nor a QuantizedStorage where one is accepted.
-        ArgumentError: wrong dtype, format or flag value; operands on different devices.
+        ArgumentError: wrong dtype, format, layout or flag value; operands on different devices.
     """
     kinds = {o.name: _kind(schema, o, arguments[o.name]) for o in schema.operands}
     device = _one_device(schema, arguments)
@@ -51,7 +55,9 @@ def _kind(schema: OpSchema, operand: Operand, value: Any) -> Kind:  # noqa: ANN4
         if value.format in operand.formats:
             return value.kind
         got = f"a QuantizedStorage ({value.kind!r})"
-        raise ArgumentError(f"{schema.name}: {operand.name}", got=got, accepted=_accepted(operand), todo=_dequantize)
+        raise ArgumentError(
+            f"{schema.name}: {operand.name}", got=got, accepted=_accepted(operand), todo=instead_of_storage(operand)
+        )
     if not isinstance(value, torch.Tensor):
         raise ArgumentTypeError(
             f"{schema.name}: {operand.name}",
@@ -71,12 +77,16 @@ def _kind(schema: OpSchema, operand: Operand, value: Any) -> Kind:  # noqa: ANN4
             f"{schema.name}: {operand.name}",
             got=f"dtype {value.dtype}",
             accepted=_accepted(operand),
-            todo="cast it, or quantize it with te_hal.ops.quantize",
+            todo=instead_of_dtype(operand, value.dtype),
+        )
+    if value.layout is not torch.strided or value.is_nested:
+        raise ArgumentError(
+            f"{schema.name}: {operand.name}",
+            got="a nested tensor" if value.is_nested else f"a tensor of layout {value.layout}",
+            accepted="dense tensors (layout torch.strided)",
+            todo="pad it, or pass its pieces one by one" if value.is_nested else "pass its .to_dense()",
         )
     return value.dtype
-
-
-_dequantize = "dequantize it with te_hal.ops.dequantize"
 
 
 def _accepted(operand: Operand) -> str:
@@ -150,12 +160,16 @@ def check_window(schema: OpSchema, name: str, value: object) -> None:
         )
 
 
-def rule_error(schema: OpSchema, sentence: str, arguments: Mapping[str, Any]) -> ArgumentError:
-    """The error for a broken rule of the schema."""
-    got = ", ".join(
-        f"{name}={_short(arguments[name])}" for name, _, _ in schema.signature if arguments[name] is not None
-    )
-    return ArgumentError(schema.name, got=got, accepted=sentence, todo=_SEE_REFERENCE)
+def rule_error(schema: OpSchema, rule: Rule, arguments: Mapping[str, Any]) -> ArgumentError:
+    """The error for a broken rule of the schema; shows the arguments that the rule names."""
+    named = _names_in(rule.condition)
+    got = ", ".join(f"{name}={_short(arguments[name])}" for name, _, _ in schema.signature if name in named)
+    return ArgumentError(schema.name, got=got, accepted=rule.sentence, todo=_SEE_REFERENCE)
+
+
+@functools.cache
+def _names_in(condition: str) -> frozenset[str]:
+    return frozenset(node.id for node in ast.walk(ast.parse(condition, mode="eval")) if isinstance(node, ast.Name))
 
 
 def _short(value: Any) -> str:  # noqa: ANN401

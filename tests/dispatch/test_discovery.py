@@ -12,6 +12,7 @@ from stub_backends import stub
 import te_hal
 from te_hal.dispatch import Backend, discovery, list_backends, register_backend, registry
 from te_hal.schema.errors import BackendNotFoundError, BackendUnavailableError, StateError
+from te_hal.schema.support import Support
 
 MODULE = "entry_points_of_these_tests"
 
@@ -67,6 +68,19 @@ def test_a_backend_that_fails_to_load_is_listed_with_its_reason_and_the_rest_wor
     assert not info.usable
     assert "OSError: libchip.so.1 is missing" in info.reason
     assert f"{MODULE}:broken" in info.reason
+
+
+def test_a_backend_that_exits_is_a_failure_like_any_other(install: Callable[..., None]) -> None:
+    def exits() -> Backend:
+        sys.exit("no device found")
+
+    def exits_when_asked() -> Support:
+        sys.exit(3)
+
+    install(leaves=exits, good=lambda: stub("good"), late=lambda: stub("late", usable=exits_when_asked))
+    assert [info.name for info in list_backends() if info.usable] == ["good"]
+    assert "SystemExit: no device found" in reason_of("leaves")
+    assert reason_of("late") == "its usable() failed: SystemExit: 3"
 
 
 def test_a_failure_to_load_is_shown_by_later_errors(install: Callable[..., None]) -> None:

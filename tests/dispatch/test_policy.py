@@ -158,8 +158,13 @@ def test_an_error_inside_supports_is_not_taken_for_a_no() -> None:
     register_backend(stub("broken", supports=broken))
     register_backend(stub("silent", supports=lambda call: None))  # type: ignore[arg-type,return-value]  # noqa: ARG005
     te_hal.set_policy(Policy(fallback=("cpu_reference",)))
-    with te_hal.use_backend("broken"), pytest.raises(KeyError):
+    with (
+        te_hal.use_backend("broken"),
+        pytest.raises(StateError, match=r"backend broken: supports: got KeyError") as error,
+    ):
         ops.amax(INPUT)
+    assert "for amax(input=torch.float32" in str(error.value)
+    assert isinstance(error.value.__cause__, KeyError)
     with te_hal.use_backend("silent"), pytest.raises(StateError, match=r"backend silent: supports: got None"):
         ops.amax(INPUT)
 

@@ -216,10 +216,23 @@ RULES = {
     ),
     "fp8_max_zero": ("compute_scale", None, {"fp8_max": 0.0}, "fp8_max must be positive"),
     "fp8_max_nan": ("compute_scale", None, {"fp8_max": float("nan")}, "fp8_max must be positive"),
-    "epsilon_negative": ("compute_scale", None, {"epsilon": -1e-9}, "epsilon must not be negative"),
+    "fp8_max_infinite": ("compute_scale", None, {"fp8_max": float("inf")}, "at most fp32's largest"),
+    "fp8_max_beyond_fp32": ("compute_scale", None, {"fp8_max": 1e300}, "at most fp32's largest"),
+    "epsilon_negative": ("compute_scale", None, {"epsilon": -1e-9}, "epsilon must be a number from 0"),
+    "epsilon_infinite": ("compute_scale", None, {"epsilon": float("inf")}, "to fp32's largest"),
+    "epsilon_nan": ("compute_scale", None, {"epsilon": float("nan")}, "epsilon must be a number"),
+    "value_for_inf_nan": ("compute_scale", None, {"value_for_inf": float("nan")}, "value_for_inf must be positive"),
+    "value_for_inf_zero": ("compute_scale", None, {"value_for_inf": 0}, "value_for_inf must be positive"),
+    "value_for_inf_infinite": ("compute_scale", None, {"value_for_inf": float("inf")}, "at most fp32's largest"),
     "fp8_max_negative": ("update_delayed_scale", None, {"fp8_max": -448}, "fp8_max must be positive"),
-    "layernorm_epsilon": ("layernorm_fwd", None, {"epsilon": -1.0}, "epsilon must not be negative"),
-    "rmsnorm_epsilon": ("rmsnorm_fwd", None, {"epsilon": float("nan")}, "epsilon must not be negative"),
+    "fp8_max_infinite_for_update": ("update_delayed_scale", None, {"fp8_max": float("inf")}, "at most fp32's largest"),
+    "margin_above": ("update_delayed_scale", None, {"margin": 101}, "margin must be from -100 to 100"),
+    "margin_far_above": ("update_delayed_scale", None, {"margin": 10**6}, "margin must be from -100 to 100"),
+    "margin_below": ("update_delayed_scale", None, {"margin": -101}, "margin must be from -100 to 100"),
+    "no_history": ("update_delayed_scale", None, {"amax_history": torch.zeros(0, 2)}, "at least one row"),
+    "layernorm_epsilon": ("layernorm_fwd", None, {"epsilon": -1.0}, "epsilon must be a number from 0"),
+    "layernorm_epsilon_infinite": ("layernorm_fwd", None, {"epsilon": float("inf")}, "to fp32's largest"),
+    "rmsnorm_epsilon": ("rmsnorm_fwd", None, {"epsilon": float("nan")}, "epsilon must be a number from 0"),
     "limit_of_swiglu": ("activation_fwd", "swiglu", {"limit": 7.0}, "belong to clamped_swiglu"),
     "alpha_of_gelu": ("activation_bwd", "gelu", {"alpha": 1.0}, "belong to clamped_swiglu"),
 }
@@ -234,7 +247,19 @@ def test_a_broken_rule_is_explained(case: str) -> None:
         getattr(ops, op)(**{**right, **changed})
     assert sentence in error.value.accepted
     assert error.value.where == op
-    assert all(name in error.value.got for name, value in changed.items() if value is not None)
+    assert all(f"{name}=" in error.value.got for name in changed)
+
+
+def test_a_broken_rule_shows_the_arguments_that_it_names_and_no_others() -> None:
+    x = torch.ones(4, 4)
+    with pytest.raises(ArgumentError) as error:
+        ops.gemm(x, x, accumulate=True)
+    assert error.value.got == "out=None, accumulate=True"
+
+
+@pytest.mark.parametrize("margin", [-100, 100])
+def test_the_largest_margins_are_taken(margin: int) -> None:
+    ops.update_delayed_scale(torch.ones(2, 1), torch.ones(1), fp8_max=448.0, margin=margin)
 
 
 def test_every_rule_of_every_schema_has_a_case() -> None:
