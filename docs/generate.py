@@ -38,7 +38,8 @@ def ops_page() -> str:
         "# Ops",
         (
             "The device-neutral interface, `te_hal.ops`. Shapes: one symbol per dimension, `...` for any leading ones, "
-            "`2F` for twice F, `1` for one element of any rank. Rule numbers: [numerics.md](numerics.md)."
+            "`2F` for twice F, `1` for one element of any rank. Arguments after `*` go by keyword only. Rule numbers: "
+            "[numerics.md](numerics.md)."
         ),
         *(_op(schema) for schema in SCHEMAS.values()),
     ]
@@ -48,8 +49,9 @@ def ops_page() -> str:
 def _op(schema: OpSchema) -> str:
     kind = "optional, composed where a backend lacks it" if schema.optional else "contract"
     lines = [f"## {schema.name}", f"*{schema.family.value} family, {kind}.* {schema.summary}", ""]
+    lines += ["```python", signature_line(schema), "```", ""]
     lines += ["| argument | accepts | shape | meaning |", "|---|---|---|---|"]
-    lines += [_operand_row(operand) for operand in schema.operands]
+    lines += [_operand_row(operand, by_keyword=operand.name in schema.keyword_operands) for operand in schema.operands]
     lines += [_flag_row(flag) for flag in schema.flags]
     lines += [_output_row(output) for output in schema.outputs]
     lines += ["", *(f"- {rule.sentence}" for rule in schema.rules)]
@@ -59,11 +61,27 @@ def _op(schema: OpSchema) -> str:
     return "\n".join(lines)
 
 
-def _operand_row(operand: Operand) -> str:
+def signature_line(schema: OpSchema) -> str:
+    """How the op is called: names in order, `*` before the first that goes by keyword only, defaults."""
+    arguments: list[str] = []
+    starred = False
+    for name, by_keyword, default in schema.signature:
+        arguments += ["*"] if by_keyword and not starred else []
+        starred = starred or by_keyword
+        arguments.append(name if default is REQUIRED else f"{name}={_literal(default)}")
+    return f"{schema.name}({', '.join(arguments)})"
+
+
+def _literal(default: object) -> str:
+    return str(default) if isinstance(default, torch.dtype) else repr(getattr(default, "value", default))
+
+
+def _operand_row(operand: Operand, *, by_keyword: bool) -> str:
     accepts = [_short(dtype) for dtype in operand.dtypes] + [f"storage {fmt.name}" for fmt in operand.formats]
     accepts += ["None"] if operand.optional else []
     written = " *Written in place.*" if operand.written else ""
-    return f"| `{operand.name}` | {', '.join(accepts)} | {_shape(operand.shape)} | {_cell(operand.doc)}{written} |"
+    name = f"{operand.name}=" if by_keyword else operand.name
+    return f"| `{name}` | {', '.join(accepts)} | {_shape(operand.shape)} | {_cell(operand.doc)}{written} |"
 
 
 def _flag_row(flag: Flag) -> str:

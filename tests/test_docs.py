@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import math
 import re
 import subprocess
 import sys
@@ -9,10 +12,15 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
+import torch
 from named_tests import missing
 
-from te_hal.dispatch import registry
+import te_hal
+import te_hal.modules as te
+from te_hal import ops
+from te_hal.dispatch import register_backend, registry
 from te_hal.ffi import loader
+from te_hal.schema.catalog import SCHEMAS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -63,10 +71,93 @@ def test_the_documentation_lists_every_page():
     assert {page.name for page in DOCS.glob("*.md")} - {"README.md"} <= listed
 
 
-def test_every_difference_names_tests_that_exist():
-    rows = re.findall(r"^\| (?!TE \||---)(.*)\|$", (DOCS / "differences.md").read_text(), re.MULTILINE)
+@pytest.mark.parametrize(("page", "heading"), [("differences.md", "TE"), ("modules.md", "what")])
+def test_every_row_names_tests_that_exist(page, heading):
+    rows = re.findall(rf"^\| (?!{heading} \||---)(.*)\|$", (DOCS / page).read_text(), re.MULTILINE)
     assert len(rows) > 10
     for row in rows:
         named = re.findall(r"`([\w/]+\.py::\w+)`", row.split(" | ")[-1])
         assert named, row
         assert missing(named) == []
+
+
+@pytest.mark.parametrize("op", SCHEMAS)
+def test_the_ops_page_shows_each_op_as_python_takes_it(op):
+    page = (DOCS / "ops.md").read_text()
+    (shown,) = re.findall(rf"## {op}\n.*\n\n```python\n(.*)\n```\n", page)
+    arguments = ast.parse(f"def {shown}: pass").body[0].args
+    parameters = inspect.signature(getattr(ops, op)).parameters.values()
+    by_keyword = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    assert [argument.arg for argument in arguments.kwonlyargs] == by_keyword
+    assert [argument.arg for argument in arguments.args] == [p.name for p in parameters if p.name not in by_keyword]
+    found = dict(zip(by_keyword, arguments.kw_defaults, strict=True))
+    with_default = arguments.args[len(arguments.args) - len(arguments.defaults) :]
+    found |= {a.arg: value for a, value in zip(with_default, arguments.defaults, strict=True)}
+    assert {name: ast.literal_eval(value) for name, value in found.items() if value is not None} == {
+        p.name: p.default for p in parameters if p.default is not p.empty
+    }
+
+
+@pytest.fixture
+def example_backend():
+    """The backend that the page calls complete."""
+    source = (DOCS / "backends.md").read_text().split("```python\n")[1].split("```")[0]
+    module = {}
+    exec(compile(source, "backends.md", "exec"), module)  # noqa: S102 - this repository's own page
+    backend = module["create_backend"]()
+    register_backend(backend)
+    with te_hal.use_backend(backend.name):
+        yield backend
+
+
+INPUTS = {
+    "negative": [1.0, -3.0, 2.0],
+    "empty": [],
+    "nan": [math.nan, -2.0],
+    "only_nan": [math.nan, math.nan],
+    "infinity": [math.nan, -math.inf, 5.0],
+    "zero": [-0.0],
+}
+
+
+@pytest.mark.usefixtures("example_backend")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("values", INPUTS.values(), ids=INPUTS)
+@pytest.mark.parametrize("out", [None, 0.0, [0.5], [[4.0]], [[[math.nan]]], math.inf], ids=str)
+def test_the_example_backend_keeps_the_contract_of_its_op(values, dtype, out):
+    running = None if out is None else torch.tensor(out)
+    candidates = [abs(v) for v in values] + ([] if running is None else [running.item()])
+    expected = max([v for v in candidates if not math.isnan(v)], default=0.0)
+    found = ops.amax(torch.tensor(values, dtype=dtype), out=running)
+    assert found.dtype == torch.float32
+    assert found.shape == ((1,) if running is None else running.shape)
+    assert found.item() == expected
+    assert running is None or found is running
+
+
+@pytest.mark.usefixtures("example_backend")
+def test_the_example_backend_takes_any_shape_and_layout_and_declines_what_it_says():
+    assert ops.amax(torch.tensor(-2.0)).tolist() == [2.0]
+    assert ops.amax(torch.arange(-12.0, 0).view(3, 4).t()).tolist() == [12.0]
+    assert ops.amax(torch.zeros(2, 0, 3)).tolist() == [0.0]
+    with pytest.raises(NotImplementedError, match="has no fp16 kernel"):
+        ops.amax(torch.ones(2, dtype=torch.float16))
+
+
+def test_a_forward_on_meta_needs_a_backend_chosen_by_name_and_gives_shapes():
+    module, x = te.Linear(32, 48, device="meta"), torch.randn(8, 32, device="meta")
+    with pytest.raises(te_hal.schema.errors.BackendUnavailableError, match="none that claims it"):
+        module(x)
+    with te_hal.use_backend("null"), te.autocast():
+        y = module(x)
+    assert (y.shape, y.is_meta) == ((8, 48), True)
+
+
+def test_a_module_made_on_meta_takes_a_loaded_state_as_its_parameters():
+    module, source = te.Linear(32, 48, device="meta"), te.Linear(32, 48)
+    module.load_state_dict(source.state_dict(), assign=True)
+    x = torch.randn(8, 32)
+    with te.autocast():
+        found = module(x)
+    with te.autocast():
+        assert torch.equal(found, source(x))
