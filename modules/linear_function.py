@@ -8,7 +8,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from te_hal.modules.main_grad import gradient_for_autograd, main_grad_of, should_accumulate
-from te_hal.modules.rows import plain_rows, quantized_rows
+from te_hal.modules.rows import as_result, plain_rows, quantized_rows
 from te_hal.modules.saved import prepare_for_saving, restore_from_saved
 from te_hal.modules.transforms import run_eagerly
 from te_hal.quantization import Float8CurrentScalingQuantizer, Float8Quantizer, Float8Tensor
@@ -63,7 +63,7 @@ class LinearFunction(torch.autograd.Function):
         )
         ctx.save_for_backward(*tensors)
         ctx.call, ctx.input_shape = call, input.shape
-        output = output.view(*input.shape[:-1], output.shape[-1])
+        output = as_result(output, (*input.shape[:-1], output.shape[-1]))
         if not key.fp8_output or call.quantizers is None:
             return output
         return _quantize_result(output, call.quantizers.output, plan.casts.output, key.dtype)

@@ -9,6 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from te_hal.dispatch import current_memo, resolve
 from te_hal.modules.arguments import check_epsilon, check_flags
+from te_hal.modules.rows import as_result
 from te_hal.modules.transforms import run_eagerly
 from te_hal.quantization import Float8Tensor
 from te_hal.schema.support import Call
@@ -93,7 +94,7 @@ class NormFunction(torch.autograd.Function):
         )
         ctx.save_for_backward(input, *statistics, weight)
         ctx.plan, ctx.has_bias = plan, bias is not None
-        return output  # type: ignore[no-any-return]
+        return as_result(output, output.shape)
 
     @staticmethod
     @once_differentiable

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from te_hal.quantization.copies import with_copies
 from te_hal.quantization.float8_tensor import Float8Tensor
 
 if TYPE_CHECKING:
-    import torch
-
     from te_hal.quantization.linear_calls import Copies
     from te_hal.schema.formats import ColumnwiseOrder
     from te_hal.schema.storage import QuantizedStorage
@@ -19,6 +19,16 @@ def plain_rows(tensor: torch.Tensor) -> torch.Tensor:
     """``[..., K]`` as ``[M, K]``, dequantized if need be; a view where strides allow."""
     plain = tensor.dequantize() if isinstance(tensor, Float8Tensor) else tensor
     return plain.reshape(-1, plain.shape[-1])
+
+
+def as_result(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """What a Function returns, in ``shape``: the same memory, and not a view to autograd.
+
+    Autograd refuses in-place operations on a view that was made inside a Function, and so would
+    ``nn.ReLU(inplace=True)`` after a layer. A kernel's result belongs to nobody else, so it need not be one.
+    """
+    result: torch.Tensor = torch.ops.aten._unsafe_view.default(tensor, shape)  # noqa: SLF001 - the operator's name
+    return result
 
 
 def quantized_rows(tensor: Float8Tensor, copies: Copies, order: ColumnwiseOrder) -> QuantizedStorage:

@@ -47,13 +47,23 @@ class OptionalExtraState(torch.nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        key = prefix + _SUFFIX
+        if key in state_dict:
+            self._check_extra_state(key, state_dict[key])
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
-        key = prefix + _SUFFIX
         if key in missing_keys:
             missing_keys.remove(key)
         # A bias alone says nothing about the magnitudes that scales were made for.
         names = (prefix + name for name, _ in self.named_parameters(recurse=False) if name.endswith("weight"))
         if key not in state_dict and any(name in state_dict for name in names):
             self.set_extra_state(None)
+
+    def _check_extra_state(self, key: str, state: object) -> None:
+        """Take the state over before any weight is copied, so that a refusal leaves the weights, and name its key."""
+        try:
+            self.set_extra_state(state)
+        except CheckpointError as error:
+            where = f"{error.where} (key {key!r})"
+            raise CheckpointError(where, got=error.got, accepted=error.accepted, todo=error.todo) from error

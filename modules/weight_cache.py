@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from te_hal.modules.plan import LinearPlan
     from te_hal.schema.storage import QuantizedStorage
 
-    Version = tuple[weakref.ref[torch.Tensor], int]
+    Version = tuple[weakref.ref[torch.Tensor], tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class WeightCache:
     """Quantized weights by name, each valid for the parameters and the choice of backend it was made from.
 
     A kept weight whose parameter was written to or replaced since (by an optimizer, by loading) is not given out.
-    Writing through ``parameter.data`` leaves no trace in torch; pass ``is_first_microbatch=True`` or clear after it.
+    Writing into ``parameter.data`` leaves no trace in torch (assigning other memory to it does); pass
+    ``is_first_microbatch=True`` or clear after it.
 
     Attributes:
         storages: what is kept.
@@ -71,9 +72,10 @@ class WeightCache:
         self._origins.clear()
 
 
-def _version(parameter: torch.Tensor) -> int:
-    """Counts in-place writes; tensors made in inference mode don't count."""
-    return 0 if parameter.is_inference() else parameter._version  # noqa: SLF001 - autograd's own, without public name
+def _version(parameter: torch.Tensor) -> tuple[int, int]:
+    """How often it was written to in place (which tensors made in inference mode don't count), and its address."""
+    writes = 0 if parameter.is_inference() else parameter._version  # noqa: SLF001 - autograd's own, no public name
+    return writes, parameter.data_ptr()
 
 
 def _saveable(storage: QuantizedStorage) -> bool:

@@ -13,6 +13,7 @@ import torch
 
 import te_hal.modules as te
 from te_hal import recipe
+from te_hal.schema.errors import CheckpointError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -197,7 +198,7 @@ def test_a_damaged_state_is_refused_by_name_and_the_old_one_stays(how):
 def test_state_of_a_linear_layer_is_no_state_of_a_norm():
     module = te.Linear(32, 32)
     steps(module, RECIPES["delayed"]())
-    with pytest.raises(RuntimeError, match="LayerNorm: _extra_state: got scaling state"):
+    with pytest.raises(RuntimeError, match=r"LayerNorm: _extra_state .*got scaling state"):
         te.LayerNorm(32).load_state_dict({**module.state_dict(), "weight": torch.ones(32)})
 
 
@@ -257,3 +258,18 @@ def test_ten_steps_equal_five_and_five_more_in_a_new_process(tmp_path):
         whole, half = (torch.load(tmp_path / f"{name}_{part}.pt", weights_only=True) for part in ("straight", "half"))
         assert all(torch.equal(whole["model"][key], half["model"][key]) for key in whole["model"])
         assert (whole["model"]["1._extra_state"].numel() > 0) == (name == "delayed")
+
+
+def test_a_refused_extra_state_names_its_key_and_leaves_the_weights():
+    def model():
+        return torch.nn.Sequential(torch.nn.Sequential(te.Linear(32, 32)))
+
+    trained, other = model(), model()
+    with te.autocast(recipe=recipe.DelayedScaling(amax_history_len=4)):
+        trained(torch.randn(8, 32))
+    saved = trained.state_dict()
+    saved["0.0._extra_state"] = saved["0.0._extra_state"][:-4]
+    before = other[0][0].weight.clone()
+    with pytest.raises(CheckpointError, match=r"key '0\.0\._extra_state'\): got bytes that do not match"):
+        other.load_state_dict(saved)
+    assert torch.equal(other[0][0].weight, before)

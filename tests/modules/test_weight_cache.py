@@ -122,12 +122,16 @@ def writes(module: te.Linear) -> None:
         module.weight.fill_(1.0)
 
 
+def assigns_data(module: te.Linear) -> None:
+    module.weight.data = torch.full_like(module.weight, 0.5)
+
+
 def writes_data_and_clears(module: te.Linear) -> None:
     module.weight.data.fill_(1.0)
     module.clear_weight_caches()
 
 
-CHANGES = [loads, loads_loosely, loads_by_assignment, steps, replaces, writes, writes_data_and_clears]
+CHANGES = [loads, loads_loosely, loads_by_assignment, steps, replaces, writes, assigns_data, writes_data_and_clears]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
