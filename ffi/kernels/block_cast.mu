@@ -187,6 +187,30 @@ TE_DEVICE void encode_columns(const Patch<T>& patch, const float (&scales)[kPatc
     }
 }
 
+// The columnwise copy, once the scales are found. Barriers inside where it is transposed.
+template <class Scales, class T, class F, bool kAligned>
+TE_DEVICE void cast_columns(const Patch<T>& patch, const Place& place, int64_t rows, int64_t cols, BlockShared& shared,
+                            const BlockTarget<typename Scales::ScaleInv>& target) {
+    const int group = place.row_group / Scales::kPatchesOfBlock * Scales::kPatchesOfBlock;
+    float scales[kPatch];
+    get_eight(shared.maxima.down[group], place.col_group * kPatch, scales);
+    Vector8 codes[kPatch];
+    encode_columns<F>(patch, scales, target.encoder, codes);
+    if (target.transposed) {  // the same for the whole grid
+        transpose_codes(codes);
+        TE_SYNC();  // the tile takes the place of the scales
+        put_columns(shared.tile, place, codes);
+        TE_SYNC();
+        write_columns<kAligned>(shared.tile, place, target.columnwise, rows, cols);
+    } else {
+#pragma unroll
+        for (int k = 0; k < kPatch; ++k) {
+            uint8_t* const at = target.columnwise + (place.row + k) * cols + place.col;
+            store_codes<kAligned>(at, codes[k], place.count<kAligned>(k));
+        }
+    }
+}
+
 template <class Scales, class T, class F, bool kAligned>
 TE_KERNEL cast_vector_blocks(const typename T::Storage* __restrict__ input, int64_t rows, int64_t cols,
                              BlockTarget<typename Scales::ScaleInv> target) {
@@ -214,26 +238,7 @@ TE_KERNEL cast_vector_blocks(const typename T::Storage* __restrict__ input, int6
         if (kLong) get_eight(shared.maxima.across[0], place.row_group * kPatch, row_scales);
         cast_rows<F, kAligned>(patch, place, cols, row_scales, target.rowwise, target.encoder);
     }
-    if (columnwise) {
-        float scales[kPatch];
-        const int group = place.row_group / Scales::kPatchesOfBlock * Scales::kPatchesOfBlock;
-        get_eight(shared.maxima.down[group], place.col_group * kPatch, scales);
-        Vector8 codes[kPatch];
-        encode_columns<F>(patch, scales, target.encoder, codes);
-        if (target.transposed) {  // the same for the whole grid
-            transpose_codes(codes);
-            TE_SYNC();  // the tile takes the place of the scales
-            put_columns(shared.tile, place, codes);
-            TE_SYNC();
-            write_columns<kAligned>(shared.tile, place, target.columnwise, rows, cols);
-        } else {
-#pragma unroll
-            for (int k = 0; k < kPatch; ++k) {
-                store_codes<kAligned>(target.columnwise + (place.row + k) * cols + place.col, codes[k],
-                                      place.count<kAligned>(k));
-            }
-        }
-    }
+    if (columnwise) cast_columns<Scales, T, F, kAligned>(patch, place, rows, cols, shared, target);
 }
 
 // ---- 128 x 128: the whole tile is one block, and both copies hold the same codes ----
