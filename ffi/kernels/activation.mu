@@ -103,8 +103,9 @@ inline int32_t activation_fwd(int32_t activation, uintptr_t input, int32_t input
     if (status != TE_HAL_OK || elements_of(rows, cols) == 0) return status;
     const OctetWalk walk = octet_walk(is_gated(activation) ? rows : 1, walked_cols(request));
     const PlainSink sink = {plain_writer(output, output_dtype, walk.cols), TE_HAL_NO_DTYPE, nullptr};
-    return with_forward_source(
-        request, [&](const auto& source) { return launch_activation(source, walk, sink, kMaxBlocks, stream); });
+    return with_forward_source(request, walk.cols, [&](const auto& source) {
+        return launch_activation(source, walk, sink, kMaxBlocks, stream);
+    });
 }
 
 inline int32_t activation_bwd(int32_t activation, uintptr_t grad_output, int32_t grad_dtype, uintptr_t input,
@@ -121,8 +122,9 @@ inline int32_t activation_bwd(int32_t activation, uintptr_t grad_output, int32_t
     if (status != TE_HAL_OK || elements_of(rows, cols) == 0) return status;
     const OctetWalk walk = octet_walk(is_gated(activation) ? rows : 1, walked_cols(request));
     const PlainSink sink = {plain_writer(grad_input, grad_input_dtype, walk.cols), TE_HAL_NO_DTYPE, nullptr};
-    return with_backward_source(
-        request, [&](const auto& source) { return launch_activation(source, walk, sink, kMaxBlocks, stream); });
+    return with_backward_source(request, walk.cols, [&](const auto& source) {
+        return launch_activation(source, walk, sink, kMaxBlocks, stream);
+    });
 }
 
 }  // namespace te

@@ -25,11 +25,11 @@ struct NormShared {
 };
 
 // Blocks that a multiprocessor shall hold.
-template <class Shape>
-constexpr int kResidentNorms = Shape::kOctets > 4 ? 2 : 4;
+template <class Shape, class Reader>
+constexpr int kResidentNorms = Shape::kOctets > 4 || !Reader::kIsCheap ? 2 : 4;
 
 template <class Shape, class Reader, class Sink>
-TE_KERNEL_RESIDENT(kResidentNorms<Shape>)
+TE_KERNEL_RESIDENT((kResidentNorms<Shape, Reader>))
 normalise_rows(NormForward<Reader> norm, Sink sink) {
     TE_SHARED(NormShared, shared);
     RowReducer<Shape> reducer(shared.sums);

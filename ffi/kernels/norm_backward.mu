@@ -4,6 +4,7 @@
 // sums of its own columns in registers. For longer rows these do not fit, and a second kernel forms the sums.
 #pragma once
 
+#include "../library/fused_request.h"
 #include "../library/multiprocessors.h"
 #include "../library/norm_request.h"
 #include "column_sums.muh"
@@ -249,11 +250,6 @@ int32_t launch_norm_gradients(const NormBackward<Reader>& norm, int64_t& sum_row
     if (status != TE_HAL_OK) return status;
     sum_rows = ceil_divide(norm.rows, kTile);
     return launch(sum_rows * ceil_divide(norm.cols, kTile), stream, &norm_weight_gradients<Reader, kCentered>, norm);
-}
-
-inline int32_t launch_partial_sums(uintptr_t partials, int64_t rows, int64_t cols, const SumsTarget& target,
-                                   uintptr_t stream) {
-    return launch(ceil_divide(cols, 32), stream, &add_partial_sums, pointer<const float>(partials), rows, cols, target);
 }
 
 inline void check_norm_gradients(Arguments& arguments, const NormRequest& request, uintptr_t grad_output,

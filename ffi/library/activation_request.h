@@ -96,10 +96,9 @@ int32_t with_gate(int32_t activation, const Function& function) {
     }
 }
 
-// function(source), the source of the forward's results.
+// function(source), the source of the forward's results, in rows of `cols`: walked_cols, or the activation's own.
 template <class Function>
-int32_t with_forward_source(const ActivationRequest& r, const Function& function) {
-    const int64_t cols = walked_cols(r);
+int32_t with_forward_source(const ActivationRequest& r, int64_t cols, const Function& function) {
     return with_reader(fits_bfloat16(r.input, r.input_dtype, cols), [&](auto reader) {
         using Reader = decltype(reader);
         const Reader input = make_reader<Reader>(r.input, r.input_dtype, cols);
@@ -114,10 +113,9 @@ int32_t with_forward_source(const ActivationRequest& r, const Function& function
     });
 }
 
-// function(source), the source of the gradients.
+// function(source), the source of the gradients; `cols` as above.
 template <class Function>
-int32_t with_backward_source(const ActivationRequest& r, const Function& function) {
-    const int64_t cols = walked_cols(r);
+int32_t with_backward_source(const ActivationRequest& r, int64_t cols, const Function& function) {
     const bool is_bfloat16 =
         fits_bfloat16(r.input, r.input_dtype, cols) && fits_bfloat16(r.grad_output, r.grad_dtype, cols);
     return with_reader(is_bfloat16, [&](auto reader) {

@@ -6,10 +6,19 @@
 #include <string.h>
 
 #include "../include/te_hal.h"
+#include "../kernels/activation.mu"
+#include "../kernels/activation_quantize.mu"
 #include "../kernels/amax.mu"
+#include "../kernels/bias_grad.mu"
 #include "../kernels/block_entries.mu"
 #include "../kernels/cast_entries.mu"
 #include "../kernels/delayed_scale.mu"
+#include "../kernels/gemm.mu"
+#include "../kernels/norm.mu"
+#include "../kernels/norm_backward.mu"
+#include "../kernels/norm_quantize.mu"
+#include "../kernels/softmax.mu"
+#include "../kernels/softmax_backward.mu"
 #include "../kernels/transpose.mu"
 #include "device_entries.mu"
 #include "supports.mu"
@@ -35,20 +44,6 @@ constexpr char kBackend[] = "cuda";
 #else
 constexpr char kBackend[] = "host";
 #endif
-
-// Stands in the table for an op without a kernel; supports() says no to it.
-template <class Entry>
-struct NotBuilt;
-
-template <class... Parameters>
-struct NotBuilt<int32_t (*)(Parameters...)> {
-    static int32_t call(Parameters...) { return fail(TE_HAL_UNSUPPORTED, "no kernel for this op"); }
-};
-
-template <class Entry>
-void leave_out(Entry& entry) {
-    entry = &NotBuilt<Entry>::call;
-}
 
 te_hal_api make_api() {
     te_hal_api api = {};
@@ -78,18 +73,18 @@ te_hal_api make_api() {
     api.compute_scale = &Guard<&compute_scale>::call;
     api.update_delayed_scale = &Guard<&update_delayed_scale>::call;
     api.update_delayed_scales = &Guard<&update_delayed_scales>::call;
-    leave_out(api.gemm);
-    leave_out(api.bias_grad);
-    leave_out(api.norm_fwd);
-    leave_out(api.norm_bwd);
-    leave_out(api.softmax_fwd);
-    leave_out(api.softmax_bwd);
-    leave_out(api.activation_fwd);
-    leave_out(api.activation_bwd);
-    leave_out(api.norm_quantize);
-    leave_out(api.activation_quantize);
-    leave_out(api.activation_bwd_quantize);
-    leave_out(api.bias_grad_quantize);
+    api.gemm = &Guard<&gemm>::call;
+    api.bias_grad = &Guard<&bias_grad>::call;
+    api.norm_fwd = &Guard<&norm_fwd>::call;
+    api.norm_bwd = &Guard<&norm_bwd>::call;
+    api.softmax_fwd = &Guard<&softmax_fwd>::call;
+    api.softmax_bwd = &Guard<&softmax_bwd>::call;
+    api.activation_fwd = &Guard<&activation_fwd>::call;
+    api.activation_bwd = &Guard<&activation_bwd>::call;
+    api.norm_quantize = &Guard<&norm_quantize>::call;
+    api.activation_quantize = &Guard<&activation_quantize>::call;
+    api.activation_bwd_quantize = &Guard<&activation_bwd_quantize>::call;
+    api.bias_grad_quantize = &Guard<&bias_grad_quantize>::call;
     return api;
 }
 

@@ -1,8 +1,6 @@
 // How many blocks a device can hold: kernels whose blocks live through all rows ask.
 #pragma once
 
-#include <atomic>
-
 #include "device.h"
 
 namespace te {
@@ -14,16 +12,14 @@ inline int64_t multiprocessors() {
 }
 #else
 inline int64_t multiprocessors() {
-    static std::atomic<int> known[kMostDevices] = {};
+    static int known[kMostDevices] = {};
     const int device = current_device();
     const bool has_place = device >= 0 && device < kMostDevices;
-    int count = has_place ? known[device].load(std::memory_order_relaxed) : 0;
+    int count = has_place ? __atomic_load_n(&known[device], __ATOMIC_RELAXED) : 0;
     if (count > 0) return count;
-    if (TE_RUNTIME(DeviceGetAttribute)(&count, TE_RUNTIME(DevAttrMultiProcessorCount), device) != TE_RUNTIME(Success) ||
-        count < 1) {
-        count = 1;
-    }
-    if (has_place) known[device].store(count, std::memory_order_relaxed);
+    const auto error = TE_RUNTIME(DeviceGetAttribute)(&count, TE_RUNTIME(DevAttrMultiProcessorCount), device);
+    if (error != TE_RUNTIME(Success) || count < 1) return 1;
+    if (has_place) __atomic_store_n(&known[device], count, __ATOMIC_RELAXED);
     return count;
 }
 #endif

@@ -3,6 +3,7 @@
 
 #include "../kernels/amax.mu"
 #include "arguments.h"
+#include "supports_families.h"
 
 namespace te {
 
@@ -45,6 +46,23 @@ inline int32_t supports_op(const te_hal_call& call) {
             return supports_cast_of(call);
         case TE_HAL_OP_DEQUANTIZE:
             return supports_dequantize(call);
+        case TE_HAL_OP_GEMM:
+            return supports_gemm(call);
+        case TE_HAL_OP_NORM_FWD:
+        case TE_HAL_OP_NORM_BWD:
+        case TE_HAL_OP_NORM_QUANTIZE:
+            return supports_norm(call);
+        case TE_HAL_OP_SOFTMAX_FWD:
+        case TE_HAL_OP_SOFTMAX_BWD:
+            return supports_softmax(call);
+        case TE_HAL_OP_ACTIVATION_FWD:
+        case TE_HAL_OP_ACTIVATION_BWD:
+        case TE_HAL_OP_ACTIVATION_QUANTIZE:
+        case TE_HAL_OP_ACTIVATION_BWD_QUANTIZE:
+            return supports_activation(call);
+        case TE_HAL_OP_BIAS_GRAD:
+        case TE_HAL_OP_BIAS_GRAD_QUANTIZE:
+            return supports_bias_grad(call);
         default:
             return refuse_call("no kernel for this op");
     }
@@ -82,7 +100,6 @@ inline int32_t supports(const te_hal_call* asked) {
 
 inline int64_t workspace_bytes(int32_t op, int32_t kind, int32_t input_dtype, int32_t output_mode, int64_t rows,
                                int64_t cols) {
-    (void)kind;
     const int32_t status = Arguments("workspace_bytes")
                                .code("op", op, kFirstOp, kLastOp)
                                .code("input_dtype", input_dtype, TE_HAL_NO_DTYPE, TE_HAL_FLOAT4_E2M1)
@@ -98,7 +115,7 @@ inline int64_t workspace_bytes(int32_t op, int32_t kind, int32_t input_dtype, in
         case TE_HAL_OP_QUANTIZE:
             return output_mode == TE_HAL_MODE_TENSOR_CURRENT ? amax_workspace_bytes() : 0;
         default:
-            return 0;
+            return family_workspace_bytes(op, kind, output_mode, rows, cols);
     }
 }
 

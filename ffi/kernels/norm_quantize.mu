@@ -1,0 +1,135 @@
+// norm_quantize (F1): a norm and the cast of its result.
+//
+// With a given scale one pass over rows makes codes, and a transposed copy is made from these; it costs less than to
+// read the input twice. A scale that is found takes a first pass for statistics and amax, and a second one that forms
+// the same results again from the statistics and casts them; nothing in between is written.
+#pragma once
+
+#include "../library/fused_request.h"
+#include "norm.mu"
+
+namespace te {
+
+// Results of a norm whose statistics are known.
+template <class Reader_>
+struct NormResults {
+    using Reader = Reader_;
+    static constexpr int kHalves = 1;
+    struct Raw {
+        typename Reader::Raw input;
+        RowStatistics statistics;
+    };
+
+    Reader input;
+    NormWeights<Reader> weights;
+    const float* mean;  // NULL for RMSNorm
+    const float* rstd;
+    int64_t cols;
+
+    TE_DEVICE Raw load(int64_t row, int64_t col, int64_t left) const {
+        Raw raw;
+        raw.input = input.load(row * cols + col, left);
+        raw.statistics.mean = left > 0 && weights.has_bias ? mean[row] : 0.0f;
+        raw.statistics.rstd = left > 0 ? rstd[row] : 0.0f;
+        return raw;
+    }
+};
+
+template <class Reader>
+struct ColumnState<NormResults<Reader>> {
+    float gamma[8];
+    float beta[8];
+
+    TE_DEVICE ColumnState(const NormResults<Reader>& source, int64_t col, int64_t left) {
+        load_weights(source.weights, col, left, gamma, beta);
+    }
+    TE_DEVICE void results(const NormResults<Reader>& source, const typename NormResults<Reader>::Raw& raw,
+                           float (&results)[1][8]) const {
+        source.input.values(raw.input, results[0]);
+        normalise(results[0], raw.statistics, gamma, beta, source.weights.has_bias);
+    }
+};
+
+inline int32_t launch_norm_last_pass(const NormRequest& norm, const CastRequest& cast, const LastPass& pass,
+                                     uintptr_t stream) {
+    return with_reader(norm_reads_bfloat16(norm), [&](auto reader) {
+        using Reader = decltype(reader);
+        const NormResults<Reader> source = {make_reader<Reader>(norm.input, norm.input_dtype, norm.cols),
+                                            norm_weights<Reader>(norm), pointer<const float>(norm.mean),
+                                            pointer<const float>(norm.rstd), norm.cols};
+        return launch_last_pass(source, cast, pass, stream);
+    });
+}
+
+// The scale is given: codes leave the pass over rows, and become columns afterwards.
+inline int32_t norm_then_cast(const NormRequest& norm, const CastRequest& cast, const PlainWriter& plain,
+                              uintptr_t stream) {
+    const bool transposed = wants_transposed(cast);
+    CastTarget target = cast_target(cast);
+    if (transposed) target.columnwise = nullptr;
+    const bool aligned = is_aligned(cast.rowwise_data, 8) && is_multiple(norm.cols, 8) &&
+                         (transposed || is_aligned(cast.columnwise_data, 8));
+    const CastSink sink = {plain, cast_scale(cast, 0, 0), target, cast.output_dtype, aligned};
+    const int32_t status = launch_norm(norm, sink, row_blocks(norm.rows, norm.cols, kMaxBlocks), stream);
+    if (status != TE_HAL_OK || !transposed) return status;
+    return launch_transpose_bytes(cast.rowwise_data, cast.columnwise_data, norm.rows, norm.cols, stream);
+}
+
+// Statistics first, and with TENSOR_CURRENT the amax of the rounded results; then results again, and their cast.
+inline int32_t norm_twice_and_cast(const NormRequest& norm, const CastRequest& cast, const PlainWriter& plain,
+                                   int32_t rounded_dtype, uintptr_t workspace, uintptr_t stream) {
+    const bool current = cast.mode == TE_HAL_MODE_TENSOR_CURRENT;
+    const PlainSink sink = {plain, rounded_dtype, current ? pointer<uint32_t>(workspace) : nullptr};
+    const int64_t blocks = row_blocks(norm.rows, norm.cols, current ? kMaxPartials : kMaxBlocks);
+    const int32_t status = launch_norm(norm, sink, blocks, stream);
+    if (status != TE_HAL_OK) return status;
+    return launch_norm_last_pass(norm, cast, {norm.rows, norm.cols, rounded_dtype, workspace, blocks, 0}, stream);
+}
+
+inline int32_t norm_quantize(int32_t norm, uintptr_t input, int32_t input_dtype, int64_t rows, int64_t cols,
+                             uintptr_t weight, int32_t weight_dtype, uintptr_t bias, int32_t bias_dtype, double epsilon,
+                             uint32_t flags, uintptr_t mean, uintptr_t rstd, uintptr_t plain, int32_t rounded_dtype,
+                             int32_t mode, uintptr_t scale, uintptr_t amax, double scale_epsilon,
+                             uintptr_t rowwise_data, uintptr_t columnwise_data, int32_t columnwise_order,
+                             uintptr_t rowwise_scale_inv, uintptr_t columnwise_scale_inv, int32_t output_dtype,
+                             uintptr_t workspace, int64_t workspace_size, uintptr_t stream) {
+    const NormRequest of_norm = {norm, input,      input_dtype, rows,  cols, weight, weight_dtype,
+                                 bias, bias_dtype, epsilon,     flags, mean, rstd};
+    const CastRequest of_cast = {mode,
+                                 scale,
+                                 amax,
+                                 scale_epsilon,
+                                 flags,
+                                 rowwise_data,
+                                 columnwise_data,
+                                 columnwise_order,
+                                 rowwise_scale_inv,
+                                 columnwise_scale_inv,
+                                 output_dtype};
+    const bool current = mode == TE_HAL_MODE_TENSOR_CURRENT;
+    Arguments arguments("norm_quantize");
+    check_norm(arguments, of_norm);
+    check_cast(arguments, of_cast, rows, cols);
+    check_rounded_dtype(arguments, of_cast, rounded_dtype);
+    if (plain != 0) {
+        arguments.plain_dtype("rounded_dtype", rounded_dtype)
+            .writes("plain", plain, elements_of(rows, cols), bytes_of_dtype(rounded_dtype));
+    }
+    const int32_t status = arguments.flags(flags, TE_HAL_FLAG_ZERO_CENTERED_GAMMA | TE_HAL_FLAG_POWER_OF_2)
+                               .workspace(workspace, workspace_size, fused_workspace_bytes(mode, rows, 0))
+                               .status();
+    if (status != TE_HAL_OK) return status;
+    const PlainWriter writer = plain_writer(plain, rounded_dtype, cols);
+    if (rows * cols == 0) {
+        const PlainSink nowhere = {writer, TE_HAL_NO_DTYPE, nullptr};
+        const int32_t cast_status = cast_nothing(of_cast, workspace, stream);
+        if (cast_status != TE_HAL_OK || rows == 0) return cast_status;
+        return launch_norm(of_norm, nowhere, row_blocks(rows, cols, kMaxBlocks), stream);
+    }
+    if (current || (rowwise_data == 0 && wants_transposed(of_cast))) {
+        return norm_twice_and_cast(of_norm, of_cast, writer, rounded_dtype, workspace, stream);
+    }
+    return norm_then_cast(of_norm, of_cast, writer, stream);
+}
+
+}  // namespace te
