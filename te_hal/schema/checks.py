@@ -1,13 +1,15 @@
 """Generates, per op, the function that every call passes through: memo look-up, then rank and shape checks.
 
-The generated source is straight-line Python over the schema's data. On a hit it reads dtype, type, layout and device
-of each operand once, looks the kernel up, and compares sizes; whatever else can be wrong with a call (dtypes,
+The generated source is straight-line Python over the schema's data. On a hit it reads dtype, type and device of
+each operand once, looks the kernel up, and compares sizes; whatever else can be wrong with a call (dtypes,
 devices, keyed flags) is decided on the miss and remembered by the memo's key. ``entry_source`` shows the text.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from te_hal.schema import shapes, validate, written
 from te_hal.schema.op import FlagType, Operand, OpSchema
@@ -55,6 +57,8 @@ def compile_entry(
         "check_integer": validate.check_integer,
         "check_bool": validate.check_bool,
         "check_window": validate.check_window,
+        "strided": torch.strided,
+        "check_layout": validate.check_layout,
         "check_written": written.check_written,
     }
     exec(compile(entry_source(schema), f"<te_hal entry of {schema.name}>", "exec"), namespace)  # noqa: S102 - own text
@@ -90,6 +94,7 @@ def entry_source(schema: OpSchema) -> str:
             f"    if not ({rule.condition}):",
             f"        raise rule_error(SCHEMA, SCHEMA.rules[{index}], {arguments})",
         ]
+    lines += _layout_checks(schema)
     lines += _written_checks(schema)
     lines += _shape_checks(schema, arguments)
     lines.append("    return kernel")
@@ -101,12 +106,25 @@ def _key(schema: OpSchema) -> list[str]:
     for operand in schema.operands:
         name = operand.name
         dtype = f"{name}.kind if type({name}) is S else {name}.dtype" if operand.formats else f"{name}.dtype"
-        facts = [f"type({name})", dtype, f"{name}.layout", f"{name}.device"]
+        facts = [f"type({name})", dtype, f"{name}.device"]
         if operand.optional:
             parts.append(f"None if {name} is None else ({', '.join(facts)})")
         else:
             parts += facts
     return parts + [flag.name for flag in schema.flags if flag.keyed]
+
+
+def _layout_checks(schema: OpSchema) -> list[str]:
+    """Always, not by the key: finding the kernel has the tighter budget. Storages have the layout of their buffers."""
+    lines = []
+    for operand in schema.operands:
+        name = operand.name
+        given = f"{name} is not None and " if operand.optional else ""
+        lines += [
+            f"    if {given}{name}.layout is not strided:",
+            f"        check_layout(SCHEMA, {name!r}, {name})",
+        ]
+    return lines
 
 
 def _written_checks(schema: OpSchema) -> list[str]:

@@ -79,14 +79,19 @@ def _kind(schema: OpSchema, operand: Operand, value: Any) -> Kind:  # noqa: ANN4
             accepted=_accepted(operand),
             todo=instead_of_dtype(operand, value.dtype),
         )
-    if value.layout is not torch.strided or value.is_nested:
-        raise ArgumentError(
-            f"{schema.name}: {operand.name}",
-            got="a nested tensor" if value.is_nested else f"a tensor of layout {value.layout}",
-            accepted="dense tensors (layout torch.strided)",
-            todo="pad it, or pass its pieces one by one" if value.is_nested else "pass its .to_dense()",
-        )
+    check_layout(schema, operand.name, value)
     return value.dtype
+
+
+def check_layout(schema: OpSchema, name: str, tensor: torch.Tensor) -> None:
+    """Refuse sparse and nested tensors."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        raise ArgumentError(
+            f"{schema.name}: {name}",
+            got="a nested tensor" if tensor.is_nested else f"a tensor of layout {tensor.layout}",
+            accepted="dense tensors (layout torch.strided)",
+            todo="pad it, or pass its pieces one by one" if tensor.is_nested else "pass its .to_dense()",
+        )
 
 
 def _accepted(operand: Operand) -> str:
