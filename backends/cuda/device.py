@@ -34,4 +34,10 @@ def _short_stream() -> Callable[[torch.device], int]:
     return _stream if handle_of is None else lambda device: handle_of(device.index)
 
 
-DEVICES = Devices("cuda", stream=_short_stream(), current=torch.cuda.current_device, enter=torch.cuda.device)
+def _short_current() -> Callable[[], int]:
+    """As torch.cuda.current_device, without its question whether CUDA is up: tensors there show that it is."""
+    current: Callable[[], int] | None = getattr(torch._C, "_cuda_getDevice", None)  # noqa: SLF001
+    return current or torch.cuda.current_device
+
+
+DEVICES = Devices("cuda", stream=_short_stream(), current=_short_current(), enter=torch.cuda.device)

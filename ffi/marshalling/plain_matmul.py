@@ -26,8 +26,10 @@ class Result(NamedTuple):
 
     def addends(self) -> list[torch.Tensor]:
         """What is added before the rounding."""
+        if self.bias is None and not self.accumulate:
+            return []
         given = (self.bias, self.out if self.accumulate else None)
-        return [addend.detach() for addend in given if addend is not None]
+        return [addend.detach() if addend.requires_grad else addend for addend in given if addend is not None]
 
     def finish(self, product: torch.Tensor, addends: list[torch.Tensor]) -> torch.Tensor:
         """An fp32 product with its addends, summed in fp32 in place, then rounded once."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from te_hal.ffi.marshal import address, contiguous
+from te_hal.ffi import codes
+from te_hal.ffi.marshal import address
 from te_hal.ffi.marshalling.cast import copy_to_read, dequantize
 from te_hal.schema.formats import ColumnwiseOrder
 
@@ -24,14 +25,16 @@ if TYPE_CHECKING:
 _MULTIPLE = 16
 
 
-class Factor(NamedTuple):
-    """One operand: FP8 values ``[rows or cols, contraction]`` and their fp32 factor ``[1]``."""
+class Factors(NamedTuple):
+    """Both operands: FP8 values ``[rows, contraction]`` and ``[cols, contraction]``, and their fp32 factors ``[1]``."""
 
-    values: torch.Tensor
-    scale_inv: torch.Tensor
+    left: torch.Tensor
+    right: torch.Tensor
+    left_scale_inv: torch.Tensor
+    right_scale_inv: torch.Tensor
 
 
-def orient(native: Native, a: Any, b: Any, layout: str, *, needs_rows: bool) -> tuple[Factor, Factor]:  # noqa: ANN401 - storages, as the choice has made sure
+def orient(native: Native, a: Any, b: Any, layout: str, *, needs_rows: bool) -> Factors:  # noqa: ANN401 - storages, as the choice has made sure
     """Both operands with the contraction last.
 
     Args:
@@ -41,22 +44,25 @@ def orient(native: Native, a: Any, b: Any, layout: str, *, needs_rows: bool) -> 
         layout: which product.
         needs_rows: the contraction must be what is contiguous; otherwise a transposed view will do.
     """
-    return (
-        _with_contraction_last(native, a, transposed=layout == "wgrad", needs_rows=needs_rows),
-        _with_contraction_last(native, b, transposed=layout != "fprop", needs_rows=needs_rows),
-    )
+    left, left_scale_inv = _with_contraction_last(native, a, transposed=layout == "wgrad", needs_rows=needs_rows)
+    right, right_scale_inv = _with_contraction_last(native, b, transposed=layout != "fprop", needs_rows=needs_rows)
+    return Factors(left, right, left_scale_inv, right_scale_inv)
 
 
-def _with_contraction_last(native: Native, storage: QuantizedStorage, *, transposed: bool, needs_rows: bool) -> Factor:
+def _with_contraction_last(
+    native: Native, storage: QuantizedStorage, *, transposed: bool, needs_rows: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The storage as ``[rows, cols]``, or transposed; of its copies the one that lies so, if there is one."""
-    turned = storage.columnwise_data if storage.columnwise_order == ColumnwiseOrder.TRANSPOSED else None
-    if transposed and turned is not None and storage.columnwise_scale_inv is not None:
-        return Factor(contiguous(turned).view(storage.format.dtype), storage.columnwise_scale_inv)
-    data, _, scale_inv = copy_to_read(native, storage)
-    lies_transposed = data is turned and storage.rowwise_data is None
-    if lies_transposed != transposed:
-        data = _transposed(native, data) if needs_rows else data.t()
-    return Factor(data.view(storage.format.dtype), scale_inv)
+    kind = storage.kind
+    if transposed and kind.order == ColumnwiseOrder.TRANSPOSED:
+        data, scale_inv = storage.columnwise_data, storage.columnwise_scale_inv
+    else:
+        data, scale_inv = (None, None) if transposed else (storage.rowwise_data, storage.rowwise_scale_inv)
+    if data is None or scale_inv is None or not data.is_contiguous():
+        data, copy, scale_inv = copy_to_read(native, storage)
+        if (copy == codes.COPIES[ColumnwiseOrder.TRANSPOSED]) != transposed:
+            data = _transposed(native, data) if needs_rows else data.t()
+    return data.view(kind.format.dtype), scale_inv
 
 
 def _transposed(native: Native, data: torch.Tensor) -> torch.Tensor:
@@ -70,32 +76,28 @@ def _transposed(native: Native, data: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def fits(operands: tuple[Factor, Factor]) -> bool:
+def fits(factors: Factors) -> bool:
     """Whether torch._scaled_mm takes these sizes and addresses."""
-    (left, _), (right, _) = operands
+    left, right = factors.left, factors.right
     rows, contraction = left.shape
     cols = right.shape[0]
-    aligned = left.data_ptr() % _MULTIPLE == 0 and right.data_ptr() % _MULTIPLE == 0
+    aligned = (left.data_ptr() | right.data_ptr()) % _MULTIPLE == 0
     return aligned and rows > 0 and contraction > 0 and cols > 0 and (contraction | cols) % _MULTIPLE == 0
 
 
-def multiply(operands: tuple[Factor, Factor], result: Result) -> torch.Tensor:
+def multiply(factors: Factors, result: Result) -> torch.Tensor:
     """``left @ right.T`` with both scales, plus bias, plus what ``out`` holds if asked, rounded once.
 
     torch adds a bias of the result's own 16-bit dtype; any other one, and the accumulation, follow in fp32.
     """
-    (left, left_scale_inv), (right, right_scale_inv) = operands
+    left, right, left_scale_inv, right_scale_inv = factors
     bias, addends = None, result.addends()
     if len(addends) == 1 and not result.accumulate and addends[0].dtype == result.dtype != torch.float32:
         bias = addends.pop()
+    dtype = torch.float32 if addends else result.dtype
+    # In order: the factors, bias, a scale of the result, its dtype, fast accumulation.
     product: torch.Tensor = torch._scaled_mm(  # noqa: SLF001 - the name that every torch from 2.7 on has
-        left,
-        right.t(),
-        scale_a=left_scale_inv.view(1),
-        scale_b=right_scale_inv.view(1),
-        bias=bias,
-        out_dtype=torch.float32 if addends else result.dtype,
-        use_fast_accum=False,
+        left, right.t(), left_scale_inv, right_scale_inv, bias, None, dtype, False
     )
     if addends:
         return result.finish(product, addends)
