@@ -24,12 +24,10 @@ _MARSHALLED = frozenset({ScalingMode.TENSOR})
 
 
 def ask(native: Native, call: Call) -> Support:
-    """Whether the library, and the marshalling before it, can do a call. Starts no device.
-
-    Raises:
-        BackendUnavailableError: there is no library, or it cannot be opened.
-        KernelError: the library calls the description senseless, or answers what te_hal does not know.
-    """
+    """Whether the library, and the marshalling before it, can do a call. Starts no device and raises nothing."""
+    opened = native.opens()
+    if not opened:
+        return opened
     for mode in _modes(call):
         if mode not in _MARSHALLED:
             sentence = f"scaling mode {ScalingMode(mode).value!r} is not built yet; per-tensor scaling is"
@@ -46,10 +44,11 @@ def _ask_library(native: Native, description: Description) -> Support:
     ffi, lib = native.ffi, native.lib
     question = ffi.new("te_hal_call *", {"struct_size": ffi.sizeof("te_hal_call"), **description})
     status = lib.api_supports(native.library.api, question)
+    if status == lib.TE_HAL_OK:
+        return SUPPORTED
     if status == lib.TE_HAL_UNSUPPORTED:
         return Support.no(Code.NO_KERNEL, native.library.last_error())
-    native.check(status, "supports")
-    return SUPPORTED
+    return Support.no(Code.NO_KERNEL, str(native.library.error(status, "the kernel library")))
 
 
 def _modes(call: Call) -> set[object]:

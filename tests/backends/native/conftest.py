@@ -23,13 +23,18 @@ def _one_thread_of_torch() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=["emulator", "cuda"])
+#: A machine without a GPU has no tests for one, rather than hundreds of skips.
+GPU = ["cuda"] if torch.cuda.is_available() else []
+collect_ignore = [] if GPU else ["test_streams.py"]
+
+
+@pytest.fixture(params=["emulator", *GPU])
 def native(request: pytest.FixtureRequest) -> NativeBackend:
     """Each backend."""
     return getattr(native_backends, request.param)()
 
 
-@pytest.fixture(params=[*native_backends.ORDERS, "cuda"])
+@pytest.fixture(params=[*native_backends.ORDERS, *GPU])
 def ordered(request: pytest.FixtureRequest) -> Iterator[NativeBackend]:
     """The emulator in each of its orders, and cuda."""
     if request.param == "cuda":
