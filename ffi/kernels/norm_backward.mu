@@ -197,7 +197,7 @@ TE_KERNEL norm_weight_gradients(NormBackward<Reader> norm) {
 }
 
 inline int64_t norm_sums(int32_t norm, int64_t cols) {
-    return norm == TE_HAL_LAYERNORM ? 2 * cols : cols;
+    return elements_of(cols, norm == TE_HAL_LAYERNORM ? 2 : 1);
 }
 
 constexpr int64_t kLongestSummedRow = 8192;
@@ -229,7 +229,7 @@ inline int64_t norm_bwd_workspace_bytes(int32_t norm, int64_t rows, int64_t cols
             return 0;
         });
     }
-    return sum_rows * norm_sums(norm, cols) * 4;
+    return elements_of(sum_rows, norm_sums(norm, cols)) * 4;
 }
 
 // Launch what makes grad_input and the partial sums. `sum_rows` receives how many rows of these there are.

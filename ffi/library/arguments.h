@@ -118,6 +118,9 @@ class Arguments {
 
     Arguments& buffer(const char* name, uintptr_t address, int64_t count, int64_t bytes, int64_t alignment,
                       bool written) {
+        if (count < 0 || count >= kMaxElements) {
+            refuse(TE_HAL_SIZE_OVERFLOW, "%s would have %lld elements; accepted: less than 2^60", name, as_long(count));
+        }
         if (status_ != TE_HAL_OK || count == 0) return *this;
         const auto shown = static_cast<unsigned long long>(address);
         if (address == 0) {

@@ -108,7 +108,7 @@ inline int64_t family_workspace_bytes(int32_t op, int32_t kind, int32_t mode, in
         case TE_HAL_OP_ACTIVATION_QUANTIZE:
             return fused_workspace_bytes(mode, rows, 0);
         case TE_HAL_OP_ACTIVATION_BWD_QUANTIZE:
-            return fused_workspace_bytes(mode, rows, is_gated(kind) ? 2 * cols : cols);
+            return fused_workspace_bytes(mode, rows, elements_of(cols, is_gated(kind) ? 2 : 1));
         case TE_HAL_OP_BIAS_GRAD_QUANTIZE:
             return fused_workspace_bytes(mode, rows, cols);
         default:

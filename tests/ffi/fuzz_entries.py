@@ -1,10 +1,11 @@
 """Call every entry of a kernel library with arguments from the edges of what they may be, for a while.
 
-Usage: python fuzz_entries.py LIBRARY SECONDS SEED PROGRESS_FILE
+Usage: python fuzz_entries.py LIBRARY SECONDS SEED PROGRESS_FILE [--runtime libcudart.so|libmusart.so]
 
 Meant for a library built with a sanitizer. Buffers are larger than any size that is offered and not refused, so that
 nothing but a defect can touch memory outside them. The file gets "SEED NUMBER" before every call: to see a call that
-ended the process, run again with that seed and `--only NUMBER`.
+ended the process, run again with that seed and `--only NUMBER`. With a device's runtime the buffers are its memory and
+every call is waited for; made for that device's own checkers, it imports nothing that uses the device.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from native_table import Library, parameters, struct
 
 MOST = 40  # of a size that is carried out
-BUFFER = 1 << 20  # holds MOST * MOST elements with every stride that is offered, in fp32
+BUFFER = 1 << 20  # holds MOST * MOST elements with every stride that is offered, and room behind them
 BUFFERS = 30
 SIZES = (0, 1, 2, 7, 8, 16, 31, 32, 33, MOST)
 SIZES_OF_FOUR = (0, 1, 2, 7, 8, 16, 17, 20)  # for entries whose tensors have four sizes
@@ -47,17 +48,56 @@ LAST_CODE = {
 }
 
 
+class HostMemory:
+    """Buffers of this process."""
+
+    def __init__(self) -> None:
+        self.kept: list[ctypes.Array[ctypes.c_char]] = []
+
+    def allocate(self, content: bytes) -> int:
+        """Address of a new buffer that holds `content`, a multiple of 16."""
+        self.kept.append(ctypes.create_string_buffer(len(content) + 16))
+        address = ctypes.addressof(self.kept[-1])
+        address += -address % 16
+        ctypes.memmove(address, content, len(content))
+        return address
+
+    def wait(self) -> None:
+        """Nothing is pending."""
+
+
+class DeviceMemory:
+    """Buffers of the current device, by way of its runtime library."""
+
+    def __init__(self, runtime: Path) -> None:
+        self.runtime = ctypes.CDLL(str(runtime))
+        self.prefix = "musa" if "musa" in runtime.name else "cuda"
+
+    def allocate(self, content: bytes) -> int:
+        """Address of new device memory that holds `content`."""
+        address = ctypes.c_size_t()
+        self.run("Malloc", ctypes.byref(address), ctypes.c_size_t(len(content)))
+        self.run("Memcpy", address, content, ctypes.c_size_t(len(content)), 1)
+        return address.value
+
+    def wait(self) -> None:
+        """Wait for the device; an error of a kernel ends the run."""
+        self.run("DeviceSynchronize")
+
+    def run(self, name: str, *arguments: object) -> None:
+        """Call the runtime; anything but success ends the run."""
+        status = getattr(self.runtime, self.prefix + name)(*arguments)
+        assert status == 0, (name, status)
+
+
 class Caller:
     """Makes calls from a seed; the same number gives the same call."""
 
-    def __init__(self, library: Library, seed: int) -> None:
-        self.library, self.seed = library, seed
+    def __init__(self, library: Library, seed: int, memory: HostMemory | DeviceMemory) -> None:
+        self.library, self.seed, self.memory = library, seed, memory
         self.entries = {n: p for n, p in parameters().items() if n not in ("last_error", "configure_emulator")}
-        self.buffers = [ctypes.create_string_buffer(BUFFER + 16) for _ in range(BUFFERS)]
-        self.addresses = [ctypes.addressof(buffer) + -ctypes.addressof(buffer) % 16 for buffer in self.buffers]
-        fill = random.Random(seed).randbytes(BUFFER)
-        for address in self.addresses:
-            ctypes.memmove(address, fill, BUFFER)
+        content = random.Random(seed).randbytes(BUFFER)
+        self.addresses = [memory.allocate(content) for _ in range(BUFFERS)]
 
     def call(self, number: int) -> tuple[str, int]:
         """Make call `number`; the entry and its status."""
@@ -69,8 +109,13 @@ class Caller:
         self.random.shuffle(self.unused)
         self.dtype = self.random.randint(1, 3)
         self.sizes = SIZES_OF_FOUR if entry.startswith("softmax") else SIZES
+        self.copies = self.random.choice((("rowwise",), ("columnwise",), ("rowwise", "columnwise")))
+        self.quantized = {"a": self.random.random() < 0.5, "b": self.random.random() < 0.5}  # operands of a gemm
+        self.entry = entry
         arguments = [self.argument(entry, kind, name) for kind, name in self.entries[entry]]
-        return entry, self.library.call(entry, *arguments)
+        status = self.library.call(entry, *arguments)
+        self.memory.wait()
+        return entry, status
 
     def argument(self, entry: str, kind: str, name: str) -> float:
         """One value: in range most of the time."""
@@ -92,6 +137,11 @@ class Caller:
     def address(self, name: str) -> int:
         if self.is_hostile():
             return self.random.choice((0, 1, 2**64 - 1, 2**64 - 64, self.addresses[0]))
+        copy = name.split("_", maxsplit=1)[0]
+        if self.tame and copy in ("rowwise", "columnwise"):
+            return self.unused.pop() if copy in self.copies else 0
+        if self.tame and self.entry == "gemm" and name.endswith("scale_inv"):
+            return self.unused.pop() if self.quantized[copy] else 0
         if self.random.random() < (0.3 if name in OPTIONAL else 0.0 if self.tame else 0.1):
             return 0
         return self.unused.pop() + self.random.choice((0, 0, 0, 4, 8, 12) if self.tame else (0, 0, 2, 4, 1))
@@ -116,11 +166,20 @@ class Caller:
     def code(self, name: str) -> int:
         if self.is_hostile():
             return self.random.choice((-1, 13, 99, 2**31 - 1, -(2**31)))
+        if self.tame and self.entry == "gemm" and name[:2] in ("a_", "b_"):
+            return self.operand_code(name[2:], self.quantized[name[0]])
+        if self.tame and self.entry == "quantize_blocks" and name == "mode":
+            return self.random.randint(3, 5)
         if name.endswith("dtype"):
             fp8 = name in ("output_dtype", "data_dtype") and self.random.random() < 0.6
             return self.random.choice((4, 5)) if fp8 else self.random.choice((self.dtype, self.random.randint(0, 6)))
         last = next((value for word, value in LAST_CODE.items() if name.endswith(word)), 4)
         return self.random.randint(0, last)
+
+    def operand_code(self, name: str, quantized: bool) -> int:
+        """A code of a gemm's operand, plain or quantized as a whole."""
+        first, last = {"dtype": (4, 5), "copy": (0, 2), "mode": (1, 5)}[name]
+        return self.random.randint(first, last) if quantized else self.dtype if name == "dtype" else 0
 
     def host_array(self, entry: str, kind: str, name: str) -> int:
         """Memory of the host that an entry reads or writes through a pointer."""
@@ -167,10 +226,12 @@ def main() -> None:
     parser.add_argument("seed", type=int)
     parser.add_argument("progress", type=Path)
     parser.add_argument("--only", type=int, default=None)
+    parser.add_argument("--runtime", type=Path, default=None)
     options = parser.parse_args()
     library = Library(options.library)
-    library.configure_emulator(1, 32, options.seed)
-    caller = Caller(library, options.seed)
+    if options.runtime is None:
+        library.configure_emulator(1, 32, options.seed)
+    caller = Caller(library, options.seed, DeviceMemory(options.runtime) if options.runtime else HostMemory())
     options.progress.write_bytes(b" " * 64)
     counts = {entry: [0, 0] for entry in caller.entries}
     end, number = time.monotonic() + options.seconds, options.only or 0
