@@ -163,6 +163,32 @@ CASES = {
             "schema/test_environment.py::test_every_variable_of_the_table_has_a_field_and_every_field_a_variable",
         ),
     ),
+    "B98": Case(
+        "an import that needs a driver, a compiler or a library off the loader's path",
+        (
+            "ffi/test_binding.py::test_without_the_binding_all_but_the_native_backends_works_and_says_why",
+            "backends/test_musa.py::test_torch_musa_is_imported_only_when_its_devices_are_asked_for",
+            "backends/test_musa.py::test_a_missing_kernel_library_names_the_command_that_builds_it",
+        ),
+    ),
+    "B101": Case(
+        "a loader that blames a file that is there for the dependency that is not",
+        (
+            "ffi/test_loader.py::test_a_missing_file_is_named",
+            "ffi/test_loader.py::test_a_missing_dependency_is_named_and_told_from_a_missing_file",
+            "ffi/test_loader.py::test_a_library_for_another_machine_names_both_machines",
+            "ffi/test_loader.py::test_an_undefined_symbol_is_named",
+            "ffi/test_loader.py::test_a_library_that_is_cut_short_is_refused",
+            "ffi/test_loader.py::test_a_wrong_table_is_refused_and_the_refusal_says_why",
+        ),
+    ),
+    "B102": Case(
+        "first use of a library from several threads",
+        (
+            "ffi/test_threads.py::test_sixteen_threads_make_the_first_call_at_once",
+            "ffi/test_threads.py::test_threads_that_call_kernels_at_once_get_their_own_results",
+        ),
+    ),
 }
 
 

@@ -1,4 +1,7 @@
-"""A library is opened once, and a refusal says which file, which case, and both sides of a mismatch."""
+"""A library is opened once, and a refusal says which file, which case, and both sides of a mismatch.
+
+Case B101 (python-cffi/cffi#154, #64).
+"""
 
 from __future__ import annotations
 
