@@ -28,6 +28,9 @@ def ask(native: Native, call: Call) -> Support:
     opened = native.opens()
     if not opened:
         return opened
+    if native.library.forked:
+        # It cannot be asked any more, and the call is refused for a better reason than a no from here.
+        return SUPPORTED
     for mode in _modes(call):
         if mode not in _MARSHALLED:
             sentence = f"scaling mode {ScalingMode(mode).value!r} is not built yet; per-tensor scaling is"
