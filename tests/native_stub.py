@@ -34,12 +34,15 @@ _DEFAULTS = {
     "DEVICE_STATUS": "TE_HAL_OK",
     "SENTENCE": '"amax: the stub says no"',
     "SYMBOL": "te_hal_get_api",
+    "HASH": '"5eed"',
+    "MISMATCHES": "0",
+    "ENCODER_STATUS": "TE_HAL_OK",
 }
 _STRINGS = {
     "backend": "BACKEND",
     "architectures": "ARCHITECTURES",
     "version": '"0.1.0"',
-    "source_hash": '"5eed"',
+    "source_hash": "HASH",
     "compiler": '"gcc stub"',
 }
 _BODIES = {
@@ -51,6 +54,7 @@ _BODIES = {
 }
 
 
+_ENDINGS = {"select_fp8_encoder": "*mismatches = MISMATCHES; return ENCODER_STATUS;"}
 _LOG = """
 #include <stdio.h>
 #include <string.h>
@@ -112,7 +116,7 @@ def source() -> str:
         if entry.parameters is None:
             value = _STRINGS[entry.name]
         else:
-            body = _BODIES.get(entry.name, _noted(entry) + "return STATUS;")
+            body = _BODIES.get(entry.name, _noted(entry) + _ENDINGS.get(entry.name, "return STATUS;"))
             lines.append(f"static {entry.result} stub_{entry.name}({entry.parameters}) {{ {body} }}")
             value = f"stub_{entry.name}"
         lines.append(

@@ -56,7 +56,7 @@ def run(program: str, *, stub: str | None = "", library: Path | None = None, che
     """What a program prints. ``stub``: how the stub of torch_musa behaves; None: it is not installed."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TE_HAL_")}
     environment |= {"TORCH_MUSA_STUB": stub or "", "XDG_CACHE_HOME": "/nonexistent"}
-    paths = [str(TESTS), *([] if stub is None else [str(TESTS / "musa_stub")])]
+    paths = [str(TESTS), *([] if stub is None else [str(TESTS / "torch_musa_stub")])]
     environment["PYTHONPATH"] = os.pathsep.join([*paths, environment.get("PYTHONPATH", "")])
     if library is not None:
         environment["TE_HAL_LIBRARY_PATH"] = str(library)
