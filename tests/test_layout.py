@@ -147,9 +147,7 @@ def test_the_docstrings_and_messages_of_the_core_name_no_vendor(layer: str) -> N
         f"{name_of(path)}:{node.lineno}: {node.value.strip()[:60]}"
         for path in source_files(PACKAGE / layer)
         for node in ast.walk(parsed(path))
-        if isinstance(node, ast.Constant)
-        and isinstance(node.value, str)
-        and words(node.value) & (VENDOR_WORDS | CHIPS)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and words(node.value) & (VENDOR_WORDS | CHIPS)
     ]
     assert not wrong
 
