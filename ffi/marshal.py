@@ -31,6 +31,11 @@ def address(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr() or NOTHING_TO_READ
 
 
+def scratch(workspace: torch.Tensor | None) -> tuple[int, int]:
+    """Address and size of a workspace; twice 0 for none."""
+    return (0, 0) if workspace is None else (workspace.data_ptr(), workspace.numel())
+
+
 def rows_and_cols(shape: torch.Size | tuple[int, ...]) -> tuple[int, int]:
     """``[..., K]`` as ``(rows, K)``; a vector is one row."""
     if len(shape) == 2:  # noqa: PLR2004 - the usual case, without a loop

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from te_hal.ffi import codes
-from te_hal.ffi.marshal import address, check_writable, contiguous
+from te_hal.ffi.marshal import address, check_writable, contiguous, scratch
 from te_hal.schema.formats import FLOAT32_MAX
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ def amax(native: Native, input: torch.Tensor, *, out: torch.Tensor | None = None
         count,
         out.data_ptr(),
         flags,
-        address(workspace),
-        0 if workspace is None else workspace.numel(),
+        *scratch(workspace),
         native.stream(values.device),
     )
     if status:

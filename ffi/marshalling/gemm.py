@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from te_hal.ffi import codes
-from te_hal.ffi.marshal import address, check_writable, contiguous
+from te_hal.ffi.marshal import address, check_writable, contiguous, scratch
 from te_hal.ffi.marshalling.cast import copy_to_read
 from te_hal.schema.storage import QuantizedStorage
 
@@ -65,8 +65,7 @@ def gemm(
         address(result),
         codes.DTYPES[result.dtype],
         codes.FLAG_ACCUMULATE if accumulate else 0,
-        address(workspace),
-        0 if workspace is None else workspace.numel(),
+        *scratch(workspace),
         native.stream(a.device),
     )
     if status:
@@ -124,8 +123,7 @@ def bias_grad(native: Native, grad_output: torch.Tensor, *, out_dtype: torch.dty
         cols,
         address(result),
         codes.DTYPES[result.dtype],
-        address(workspace),
-        0 if workspace is None else workspace.numel(),
+        *scratch(workspace),
         native.stream(grad.device),
     )
     if status:

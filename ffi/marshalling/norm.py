@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from te_hal.ffi import codes
-from te_hal.ffi.marshal import address, contiguous, rows_and_cols
+from te_hal.ffi.marshal import address, contiguous, rows_and_cols, scratch
 
 if TYPE_CHECKING:
     from te_hal.ffi.native import Native
@@ -148,8 +148,7 @@ def _backward(
         address(grad_input),
         address(grad_weight),
         address(grad_bias),
-        address(workspace),
-        0 if workspace is None else workspace.numel(),
+        *scratch(workspace),
         native.stream(values.device),
     )
     if status:
