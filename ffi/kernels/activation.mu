@@ -90,6 +90,13 @@ int32_t launch_activation(const Source& source, const OctetWalk& walk, const Sin
     return launch(smaller_of(blocks, most), stream, &activate_elements<Source, Sink>, source, walk, sink);
 }
 
+// The sink that writes a source's results to a plain tensor.
+template <class Source>
+auto plain_sink(const Source& source, uintptr_t output, int32_t dtype) {
+    using Writer = typename Source::Reader::Writer;
+    return PlainSink<Writer>{make_writer<Writer>(output, dtype, source.cols), TE_HAL_NO_DTYPE, nullptr};
+}
+
 inline int32_t activation_fwd(int32_t activation, uintptr_t input, int32_t input_dtype, int64_t rows, int64_t cols,
                               double limit, double alpha, double offset, uintptr_t output, int32_t output_dtype,
                               uintptr_t stream) {
@@ -102,9 +109,8 @@ inline int32_t activation_fwd(int32_t activation, uintptr_t input, int32_t input
                                .status();
     if (status != TE_HAL_OK || elements_of(rows, cols) == 0) return status;
     const OctetWalk walk = octet_walk(is_gated(activation) ? rows : 1, walked_cols(request));
-    const PlainSink sink = {plain_writer(output, output_dtype, walk.cols), TE_HAL_NO_DTYPE, nullptr};
-    return with_forward_source(request, walk.cols, [&](const auto& source) {
-        return launch_activation(source, walk, sink, kMaxBlocks, stream);
+    return with_forward_source(request, walk.cols, output, [&](const auto& source) {
+        return launch_activation(source, walk, plain_sink(source, output, output_dtype), kMaxBlocks, stream);
     });
 }
 
@@ -121,9 +127,8 @@ inline int32_t activation_bwd(int32_t activation, uintptr_t grad_output, int32_t
             .status();
     if (status != TE_HAL_OK || elements_of(rows, cols) == 0) return status;
     const OctetWalk walk = octet_walk(is_gated(activation) ? rows : 1, walked_cols(request));
-    const PlainSink sink = {plain_writer(grad_input, grad_input_dtype, walk.cols), TE_HAL_NO_DTYPE, nullptr};
-    return with_backward_source(request, walk.cols, [&](const auto& source) {
-        return launch_activation(source, walk, sink, kMaxBlocks, stream);
+    return with_backward_source(request, walk.cols, grad_input, [&](const auto& source) {
+        return launch_activation(source, walk, plain_sink(source, grad_input, grad_input_dtype), kMaxBlocks, stream);
     });
 }
 

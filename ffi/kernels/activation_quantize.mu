@@ -15,8 +15,8 @@ template <class Source>
 int32_t launch_activation_cast(const Source& source, const OctetWalk& walk, const CastRequest& request, LastPass pass,
                                uintptr_t stream) {
     if (request.mode == TE_HAL_MODE_TENSOR_CURRENT) {
-        const PlainSink amax_alone = {plain_writer(0, TE_HAL_NO_DTYPE, 0), TE_HAL_NO_DTYPE,
-                                      pointer<uint32_t>(pass.partials)};
+        auto amax_alone = plain_sink(source, 0, TE_HAL_NO_DTYPE);
+        amax_alone.partials = pointer<uint32_t>(pass.partials);
         const int64_t blocks = ceil_divide(walk.rows * walk.octets_of_row, kThreads * Source::kInFlight);
         pass.partial_count = smaller_of(blocks, kMaxPartials);
         const int32_t status = launch_activation(source, walk, amax_alone, kMaxPartials, stream);
@@ -54,7 +54,7 @@ inline int32_t activation_quantize(int32_t activation, uintptr_t input, int32_t 
     if (status != TE_HAL_OK) return status;
     if (rows * cols == 0) return cast_nothing(of_cast, workspace, stream);
     const LastPass pass = {rows, cols, rounded_dtype, workspace, 0, 0};
-    return with_forward_source(of_activation, cols, [&](const auto& source) {
+    return with_forward_source(of_activation, cols, 0, [&](const auto& source) {
         return launch_activation_cast(source, octet_walk(rows, cols), of_cast, pass, stream);
     });
 }
@@ -99,7 +99,7 @@ inline int32_t activation_bwd_quantize(int32_t activation, uintptr_t grad_output
         status = cast_nothing(of_cast, workspace, stream);
     } else {
         const LastPass pass = {rows, cols, rounded_dtype, workspace, 0, sums};
-        status = with_backward_source(of_activation, cols, [&](const auto& source) {
+        status = with_backward_source(of_activation, cols, 0, [&](const auto& source) {
             return launch_activation_cast(source, octet_walk(rows, cols), of_cast, pass, stream);
         });
     }

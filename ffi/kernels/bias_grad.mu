@@ -32,7 +32,7 @@ inline int32_t bias_grad(uintptr_t grad_output, int32_t grad_dtype, int64_t rows
     int32_t status = arguments.workspace(workspace, workspace_size, bias_grad_workspace_bytes(rows, cols)).status();
     if (status != TE_HAL_OK || cols == 0) return status;
     if (rows > 0) {
-        status = with_reader(fits_bfloat16(grad_output, grad_dtype, cols), [&](auto reader) {
+        status = with_reader(AccessFinder(cols).reads(grad_output, grad_dtype).found(), [&](auto reader) {
             using Reader = decltype(reader);
             return launch(tiles_of(rows, cols), stream, &sum_columns<Reader>,
                           gradient_source<Reader>(grad_output, grad_dtype, cols), rows, pointer<float>(workspace));
@@ -78,7 +78,7 @@ inline int32_t bias_grad_quantize(uintptr_t grad_output, int32_t grad_dtype, int
         status = launch_amax_of_elements(grad_output, grad_dtype, count, workspace, 0, false, stream);
         if (status != TE_HAL_OK) return status;
     }
-    status = with_reader(fits_bfloat16(grad_output, grad_dtype, cols), [&](auto reader) {
+    status = with_reader(AccessFinder(cols).reads(grad_output, grad_dtype).found(), [&](auto reader) {
         using Reader = decltype(reader);
         return launch_last_pass(gradient_source<Reader>(grad_output, grad_dtype, cols), request, pass, stream);
     });

@@ -35,18 +35,6 @@ struct alignas(16) FourFloats {
     float values[4];
 };
 
-// Fused on devices, where it is one instruction; the products of 16-bit and 8-bit numbers are exact either way. MUSA's
-// headers are not known to have fmaf, but its compiler is clang.
-TE_DEVICE float multiply_add(float a, float b, float sum) {
-#if TE_TARGET_CUDA
-    return fmaf(a, b, sum);
-#elif TE_TARGET_MUSA
-    return __builtin_fmaf(a, b, sum);
-#else
-    return a * b + sum;
-#endif
-}
-
 // The octet of a step that belongs to this thread: its place in the tile.
 template <int kMicro>
 struct StepPlace {

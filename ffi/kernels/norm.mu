@@ -69,22 +69,19 @@ NormForward<Reader> norm_forward(const NormRequest& request) {
 
 // Blocks of a pass over rows: at most `most`. Each takes several rows then.
 inline int64_t row_blocks(int64_t rows, int64_t cols, int64_t most) {
-    int64_t rows_of_block = 1;
-    with_row_shape(cols, [&](auto shape) {
-        rows_of_block = decltype(shape)::kRowsOfBlock;
-        return 0;
-    });
-    return smaller_of(ceil_divide(rows, rows_of_block), most);
+    return smaller_of(ceil_divide(rows, kThreads / lanes_of_row(cols)), most);
 }
 
-template <class Sink>
-int32_t launch_norm(const NormRequest& request, const Sink& sink, int64_t blocks, uintptr_t stream) {
-    return with_reader(norm_reads_bfloat16(request), [&](auto reader) {
+// make_sink(writer) is where results go; the writer is for a plain tensor at `plain`, 0 for none.
+template <class MakeSink>
+int32_t launch_norm(const NormRequest& request, Access access, uintptr_t plain, int32_t plain_dtype,
+                    const MakeSink& make_sink, int64_t blocks, uintptr_t stream) {
+    return with_rows(access, request.cols, [&](auto shape, auto reader) {
         using Reader = decltype(reader);
-        return with_row_shape(request.cols, [&](auto shape) {
-            return launch(blocks, stream, &normalise_rows<decltype(shape), Reader, Sink>, norm_forward<Reader>(request),
-                          sink);
-        });
+        auto sink = make_sink(make_writer<typename Reader::Writer>(plain, plain_dtype, request.cols));
+        using Sink = decltype(sink);
+        return launch(blocks, stream, &normalise_rows<decltype(shape), Reader, Sink>, norm_forward<Reader>(request),
+                      sink);
     });
 }
 
@@ -101,8 +98,13 @@ inline int32_t norm_fwd(int32_t norm, uintptr_t input, int32_t input_dtype, int6
                                .writes("output", output, elements_of(rows, cols), bytes_of_dtype(output_dtype))
                                .status();
     if (status != TE_HAL_OK || rows == 0) return status;
-    const PlainSink sink = {plain_writer(output, output_dtype, cols), TE_HAL_NO_DTYPE, nullptr};
-    return launch_norm(request, sink, row_blocks(rows, cols, kMaxBlocks), stream);
+    const Access access = norm_access(request).writes(output).found();
+    return launch_norm(
+        request, access, output, output_dtype,
+        [](auto writer) {
+            return PlainSink<decltype(writer)>{writer, TE_HAL_NO_DTYPE, nullptr};
+        },
+        row_blocks(rows, cols, kMaxBlocks), stream);
 }
 
 }  // namespace te

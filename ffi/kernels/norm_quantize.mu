@@ -15,6 +15,7 @@ template <class Reader_>
 struct NormResults {
     using Reader = Reader_;
     static constexpr int kHalves = 1;
+    static constexpr bool kIsSummed = false;
     struct Raw {
         typename Reader::Raw input;
         RowStatistics statistics;
@@ -50,9 +51,15 @@ struct ColumnState<NormResults<Reader>> {
     }
 };
 
+// A norm's result and where it goes before the cast.
+struct PlainResult {
+    uintptr_t address;  // 0: nowhere
+    int32_t dtype;      // what results are rounded to, also if they go nowhere
+};
+
 inline int32_t launch_norm_last_pass(const NormRequest& norm, const CastRequest& cast, const LastPass& pass,
                                      uintptr_t stream) {
-    return with_reader(norm_reads_bfloat16(norm), [&](auto reader) {
+    return with_reader(norm_access(norm).found(), [&](auto reader) {
         using Reader = decltype(reader);
         const NormResults<Reader> source = {make_reader<Reader>(norm.input, norm.input_dtype, norm.cols),
                                             norm_weights<Reader>(norm), pointer<const float>(norm.mean),
@@ -62,28 +69,51 @@ inline int32_t launch_norm_last_pass(const NormRequest& norm, const CastRequest&
 }
 
 // The scale is given: codes leave the pass over rows, and become columns afterwards.
-inline int32_t norm_then_cast(const NormRequest& norm, const CastRequest& cast, const PlainWriter& plain,
-                              uintptr_t stream) {
+inline int32_t norm_then_cast(const NormRequest& norm, const CastRequest& cast, PlainResult plain, uintptr_t stream) {
     const bool transposed = wants_transposed(cast);
     CastTarget target = cast_target(cast);
     if (transposed) target.columnwise = nullptr;
-    const bool aligned = is_aligned(cast.rowwise_data, 8) && is_multiple(norm.cols, 8) &&
-                         (transposed || is_aligned(cast.columnwise_data, 8));
-    const CastSink sink = {plain, cast_scale(cast, 0, 0), target, cast.output_dtype, aligned};
-    const int32_t status = launch_norm(norm, sink, row_blocks(norm.rows, norm.cols, kMaxBlocks), stream);
+    const Access access = norm_access(norm)
+                              .writes(plain.address)
+                              .writes(cast.rowwise_data, 8)
+                              .writes(transposed ? 0 : cast.columnwise_data, 8)
+                              .found();
+    const auto make_sink = [&](auto writer) {
+        return CastSink<decltype(writer)>{writer, cast_scale(cast, 0, 0), target, cast.output_dtype};
+    };
+    const int64_t blocks = row_blocks(norm.rows, norm.cols, kMaxBlocks);
+    const int32_t status = launch_norm(norm, access, plain.address, plain.dtype, make_sink, blocks, stream);
     if (status != TE_HAL_OK || !transposed) return status;
     return launch_transpose_bytes(cast.rowwise_data, cast.columnwise_data, norm.rows, norm.cols, stream);
 }
 
+// A pass for statistics and the plain result; unless `partials` is 0, also for the maxima of each block.
+inline int32_t launch_norm_first_pass(const NormRequest& norm, PlainResult plain, uintptr_t partials, int64_t blocks,
+                                      uintptr_t stream) {
+    const Access access = norm_access(norm).writes(plain.address).found();
+    return launch_norm(
+        norm, access, plain.address, plain.dtype,
+        [&](auto writer) {
+            return PlainSink<decltype(writer)>{writer, plain.dtype, pointer<uint32_t>(partials)};
+        },
+        blocks, stream);
+}
+
 // Statistics first, and with TENSOR_CURRENT the amax of the rounded results; then results again, and their cast.
-inline int32_t norm_twice_and_cast(const NormRequest& norm, const CastRequest& cast, const PlainWriter& plain,
-                                   int32_t rounded_dtype, uintptr_t workspace, uintptr_t stream) {
+inline int32_t norm_twice_and_cast(const NormRequest& norm, const CastRequest& cast, PlainResult plain,
+                                   uintptr_t workspace, uintptr_t stream) {
     const bool current = cast.mode == TE_HAL_MODE_TENSOR_CURRENT;
-    const PlainSink sink = {plain, rounded_dtype, current ? pointer<uint32_t>(workspace) : nullptr};
     const int64_t blocks = row_blocks(norm.rows, norm.cols, current ? kMaxPartials : kMaxBlocks);
-    const int32_t status = launch_norm(norm, sink, blocks, stream);
+    const int32_t status = launch_norm_first_pass(norm, plain, current ? workspace : 0, blocks, stream);
     if (status != TE_HAL_OK) return status;
-    return launch_norm_last_pass(norm, cast, {norm.rows, norm.cols, rounded_dtype, workspace, blocks, 0}, stream);
+    return launch_norm_last_pass(norm, cast, {norm.rows, norm.cols, plain.dtype, workspace, blocks, 0}, stream);
+}
+
+// Without elements: the scale, and the statistics of rows without columns.
+inline int32_t norm_nothing(const NormRequest& norm, const CastRequest& cast, uintptr_t workspace, uintptr_t stream) {
+    const int32_t status = cast_nothing(cast, workspace, stream);
+    if (status != TE_HAL_OK || norm.rows == 0) return status;
+    return launch_norm_first_pass(norm, {0, TE_HAL_NO_DTYPE}, 0, row_blocks(norm.rows, norm.cols, kMaxBlocks), stream);
 }
 
 inline int32_t norm_quantize(int32_t norm, uintptr_t input, int32_t input_dtype, int64_t rows, int64_t cols,
@@ -119,17 +149,12 @@ inline int32_t norm_quantize(int32_t norm, uintptr_t input, int32_t input_dtype,
                                .workspace(workspace, workspace_size, fused_workspace_bytes(mode, rows, 0))
                                .status();
     if (status != TE_HAL_OK) return status;
-    const PlainWriter writer = plain_writer(plain, rounded_dtype, cols);
-    if (rows * cols == 0) {
-        const PlainSink nowhere = {writer, TE_HAL_NO_DTYPE, nullptr};
-        const int32_t cast_status = cast_nothing(of_cast, workspace, stream);
-        if (cast_status != TE_HAL_OK || rows == 0) return cast_status;
-        return launch_norm(of_norm, nowhere, row_blocks(rows, cols, kMaxBlocks), stream);
-    }
+    const PlainResult kept = {plain, rounded_dtype};
+    if (rows * cols == 0) return norm_nothing(of_norm, of_cast, workspace, stream);
     if (current || (rowwise_data == 0 && wants_transposed(of_cast))) {
-        return norm_twice_and_cast(of_norm, of_cast, writer, rounded_dtype, workspace, stream);
+        return norm_twice_and_cast(of_norm, of_cast, kept, workspace, stream);
     }
-    return norm_then_cast(of_norm, of_cast, writer, stream);
+    return norm_then_cast(of_norm, of_cast, kept, stream);
 }
 
 }  // namespace te

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "../library/softmax_request.h"
-#include "exponential.muh"
 #include "resident.muh"
 #include "row_shape.muh"
 #include "visible_keys.muh"
@@ -19,111 +18,127 @@ struct SoftmaxForward {
     float scale;
     VisibleBand band;
     KeyMask mask;
-    PlainWriter output;
+    typename Reader::Writer output;
 };
 
-// The scores of one query, in registers or computed again in every pass.
+// What one query sees.
+struct QueryView {
+    int64_t start;  // of its row
+    ColumnRange range;
+    const uint8_t* mask;  // NULL: none
+
+    template <class Reader>
+    TE_DEVICE QueryView(const SoftmaxForward<Reader>& softmax, int64_t row)
+        : start(row * softmax.keys),
+          range(softmax.band.of_query(row % softmax.queries, softmax.keys)),
+          mask(softmax.mask.of_row(row, softmax.queries)) {}
+};
+
+// The scores of one query: in registers, without a mask, or found again in every pass. Hidden ones are -infinity.
 template <class Shape, class Reader>
 class QueryScores {
   public:
-    TE_DEVICE QueryScores(const SoftmaxForward<Reader>& softmax, int64_t row) {
-        const int64_t query = row % softmax.queries;
-        range = softmax.band.of_query(query, softmax.keys);
-        mask_ = softmax.mask.of_query(row / softmax.queries, query);
-        input_.load(softmax.input, row * softmax.keys, softmax.keys, range.begin, range.end);
-        if constexpr (Shape::kHolds) {
-            each_visible(softmax, [&](int k, int64_t key, int64_t left) { find(softmax, k, key, left, held_[k]); });
-            if (mask_ == nullptr) return;
-            each_visible(softmax, [&](int k, int64_t key, int64_t left) {
-                hide_masked(held_[k], mask_, softmax.mask.key_stride, key, left);
-            });
-        }
+    TE_DEVICE QueryScores(const SoftmaxForward<Reader>& softmax, const QueryView& query) {
+        input_.load(softmax.input, query.start, softmax.keys, query.range);
     }
 
-    // visit(key, left, scores) for every octet of which the range holds a part. What it writes to the scores is what
-    // the next pass sees if they are in registers.
-    template <class Visit>
-    TE_DEVICE void each(const SoftmaxForward<Reader>& softmax, const Visit& visit) {
-        each_visible(softmax, [&](int k, int64_t key, int64_t left) {
-            if constexpr (Shape::kHolds) {
-                visit(key, left, held_[k]);
-            } else {
-                float scores[8];
-                find(softmax, k, key, left, scores);
-                if (mask_ != nullptr) hide_masked(scores, mask_, softmax.mask.key_stride, key, left);
-                visit(key, left, scores);
-            }
+    // visit(key, left, scores) for every octet, but for those in memory that lie outside the range. The first pass
+    // finds the scores; what a pass writes to them is what the next one sees if they are in registers.
+    template <bool kIsFirst, class Visit>
+    TE_DEVICE void each(const SoftmaxForward<Reader>& softmax, const QueryView& query, const Visit& visit) {
+        each_octet<Shape>(softmax.keys, [&](int k, auto key, auto left) {
+            if (!Shape::kHolds && !query.range.meets(key)) return;
+            float(&scores)[8] = held_[k];
+            if (kIsFirst || !Shape::kHolds) find(softmax, query, k, key, left, scores);
+            visit(key, left, scores);
         });
     }
-
-    KeyRange range;
 
   private:
-    template <class Visit>
-    TE_DEVICE void each_visible(const SoftmaxForward<Reader>& softmax, const Visit& visit) const {
-        each_octet<Shape>(softmax.keys, [&](int k, int64_t key, int64_t left) {
-            if (key + 8 > range.begin && key < range.end) visit(k, key, left);
-        });
-    }
-    TE_DEVICE void find(const SoftmaxForward<Reader>& softmax, int k, int64_t key, int64_t left,
+    template <class Index>
+    TE_DEVICE void find(const SoftmaxForward<Reader>& softmax, const QueryView& query, int k, Index key, Index left,
                         float (&scores)[8]) const {
         input_.values(softmax.input, k, key, left, scores);
 #pragma unroll
         for (int i = 0; i < 8; ++i) scores[i] = scores[i] * softmax.scale;
-        hide_outside(scores, range, key);
+        hide_outside(scores, query.range, key);
+        if (Shape::kHolds || query.mask == nullptr) return;
+        hide_masked(scores, query.mask, softmax.mask.key_stride, key, left);
     }
 
     RowOperand<Shape, Reader> input_;
     float held_[Shape::kHolds ? Shape::kOctets : 1][8];
-    const uint8_t* mask_;
 };
 
-// e^(score - largest); -0 for a hidden key, which is neutral in sums and told from a visible one that is too small.
+// e^(score - largest)
 TE_DEVICE float weight_of(float score, float largest) {
-    const float weight = power_of_2((score - largest) * kLog2E);
-    return bits_of(score) == kMinusInfinityBits ? float_of(kSignBit) : weight;
+    return power_of_2((score - largest) * kLog2E);
+}
+
+// NaN for all that is visible: a NaN or an infinity is among it (X3).
+template <class Shape, class Reader>
+TE_DEVICE void write_undefined(const SoftmaxForward<Reader>& softmax, const QueryView& query) {
+    QueryScores<RowShape<Shape::kLanes, 0>, Reader> again(softmax, query);
+    again.template each<true>(softmax, query, [&](int64_t key, int64_t left, float(&scores)[8]) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            scores[i] = bits_of(scores[i]) == kMinusInfinityBits ? 0.0f : float_of(kQuietNanBits);
+        }
+        softmax.output.write(query.start + key, scores, left);
+    });
 }
 
 template <class Shape, class Reader>
-TE_DEVICE void softmax_of_row(const SoftmaxForward<Reader>& softmax, int64_t row, RowReducer<Shape>& reducer) {
-    QueryScores<Shape, Reader> query(softmax, row);
-    float largest = float_of(kMinusInfinityBits);
-    query.each(softmax, [&](int64_t, int64_t, const float(&scores)[8]) {
+TE_DEVICE void softmax_of_row(const SoftmaxForward<Reader>& softmax, const QueryView& query,
+                              RowReducer<Shape>& reducer) {
+    QueryScores<Shape, Reader> scores_of(softmax, query);
+    float largest_of[4];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) largest = scores[i] > largest ? scores[i] : largest;
+    for (int i = 0; i < 4; ++i) largest_of[i] = float_of(kMinusInfinityBits);
+    scores_of.template each<true>(softmax, query, [&](int64_t, int64_t, const float(&scores)[8]) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) largest_of[i % 4] = larger_value(largest_of[i % 4], scores[i]);
     });
-    largest = reducer.max(largest);
+    float largest = reducer.max(
+        larger_value(larger_value(largest_of[0], largest_of[1]), larger_value(largest_of[2], largest_of[3])));
     // With nothing to see, any finite number will do: all weights are 0.
     if (bits_of(largest) == kMinusInfinityBits) largest = 0.0f;
-    float sum = 0.0f;
-    query.each(softmax, [&](int64_t, int64_t, float(&scores)[8]) {
+    FourSums weights;
+    scores_of.template each<false>(softmax, query, [&](int64_t, int64_t, float(&scores)[8]) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             scores[i] = weight_of(scores[i], largest);
-            sum = sum + scores[i];
+            weights.add(i, scores[i]);
         }
     });
-    sum = reducer.sum(sum);
+    const float sum = reducer.sum(weights.total());
     const float share = sum == 0.0f ? 0.0f : divide(1.0f, sum);
-    query.each(softmax, [&](int64_t key, int64_t left, float(&scores)[8]) {
+    scores_of.template each<false>(softmax, query, [&](int64_t key, int64_t left, float(&scores)[8]) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            const float weight = Shape::kHolds ? scores[i] : weight_of(scores[i], largest);
-            scores[i] = bits_of(weight) == kSignBit ? 0.0f : weight * share;
+            scores[i] = (Shape::kHolds ? scores[i] : weight_of(scores[i], largest)) * share;
         }
-        softmax.output.write(row * softmax.keys + key, scores, left);
+        softmax.output.write(query.start + key, scores, left);
     });
-    write_zeros<Shape>(softmax.output, row * softmax.keys, softmax.keys, query.range);
+    write_zeros_around<Shape>(softmax.output, query.start, softmax.keys, query.range);
+    if (is_nan_bits(bits_of(sum))) write_undefined<Shape>(softmax, query);
 }
 
 // One row for each group or block, and no loop over rows: compilers would move what depends on columns alone out of it,
 // into registers that are not there.
 template <class Shape, class Reader>
-TE_KERNEL softmax_rows(SoftmaxForward<Reader> softmax) {
+TE_KERNEL_RESIDENT(2)
+softmax_rows(SoftmaxForward<Reader> softmax) {
     TE_SHARED(RowPartials, partials);
     RowReducer<Shape> reducer(partials);
     const int64_t row = first_row<Shape>();
-    if (row < softmax.rows) softmax_of_row<Shape>(softmax, row, reducer);  // the same for all threads of a row
+    if (row < softmax.rows) {  // the same for all threads of a row
+        const QueryView query(softmax, row);
+        with_fitting_shape<Shape>(query.range, [&](auto shape) {
+            using Fitting = decltype(shape);
+            softmax_of_row<Fitting>(softmax, query, reducer);
+        });
+    }
 }
 
 inline int32_t softmax_fwd(uintptr_t input, int32_t input_dtype, int64_t outer, int64_t inner, int64_t queries,
@@ -148,7 +163,11 @@ inline int32_t softmax_fwd(uintptr_t input, int32_t input_dtype, int64_t outer, 
                                .writes("output", output, elements_of(rows, keys), bytes_of_dtype(output_dtype))
                                .status();
     if (status != TE_HAL_OK || elements_of(rows, keys) == 0) return status;
-    return with_reader(fits_bfloat16(input, input_dtype, keys), [&](auto reader) {
+    // A mask is for rows that stay in memory.
+    const Access access =
+        mask != 0 ? Access::kAny : AccessFinder(keys).reads(input, input_dtype).writes(output).found();
+    return with_rows(access, keys, [&](auto shape, auto reader) {
+        using Shape = decltype(shape);
         using Reader = decltype(reader);
         const SoftmaxForward<Reader> softmax = {make_reader<Reader>(input, input_dtype, keys),
                                                 rows,
@@ -157,11 +176,8 @@ inline int32_t softmax_fwd(uintptr_t input, int32_t input_dtype, int64_t outer, 
                                                 static_cast<float>(scale),
                                                 visible_band(band),
                                                 key_mask(masked),
-                                                plain_writer(output, output_dtype, keys)};
-        return with_row_shape(keys, [&](auto shape) {
-            using Shape = decltype(shape);
-            return launch(ceil_divide(rows, Shape::kRowsOfBlock), stream, &softmax_rows<Shape, Reader>, softmax);
-        });
+                                                make_writer<typename Reader::Writer>(output, output_dtype, keys)};
+        return launch(ceil_divide(rows, Shape::kRowsOfBlock), stream, &softmax_rows<Shape, Reader>, softmax);
     });
 }
 

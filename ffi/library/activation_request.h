@@ -96,10 +96,12 @@ int32_t with_gate(int32_t activation, const Function& function) {
     }
 }
 
-// function(source), the source of the forward's results, in rows of `cols`: walked_cols, or the activation's own.
+// function(source), the source of the forward's results, in rows of `cols`: walked_cols, or the activation's own. A
+// plain result goes to `output`, 0 for none.
 template <class Function>
-int32_t with_forward_source(const ActivationRequest& r, int64_t cols, const Function& function) {
-    return with_reader(fits_bfloat16(r.input, r.input_dtype, cols), [&](auto reader) {
+int32_t with_forward_source(const ActivationRequest& r, int64_t cols, uintptr_t output, const Function& function) {
+    const Access access = AccessFinder(cols).reads(r.input, r.input_dtype).writes(output).found();
+    return with_reader(access, [&](auto reader) {
         using Reader = decltype(reader);
         const Reader input = make_reader<Reader>(r.input, r.input_dtype, cols);
         if (is_gated(r.activation)) {
@@ -113,12 +115,12 @@ int32_t with_forward_source(const ActivationRequest& r, int64_t cols, const Func
     });
 }
 
-// function(source), the source of the gradients; `cols` as above.
+// function(source), the source of the gradients; `cols` and `output` as above.
 template <class Function>
-int32_t with_backward_source(const ActivationRequest& r, int64_t cols, const Function& function) {
-    const bool is_bfloat16 =
-        fits_bfloat16(r.input, r.input_dtype, cols) && fits_bfloat16(r.grad_output, r.grad_dtype, cols);
-    return with_reader(is_bfloat16, [&](auto reader) {
+int32_t with_backward_source(const ActivationRequest& r, int64_t cols, uintptr_t output, const Function& function) {
+    const Access access =
+        AccessFinder(cols).reads(r.input, r.input_dtype).reads(r.grad_output, r.grad_dtype).writes(output).found();
+    return with_reader(access, [&](auto reader) {
         using Reader = decltype(reader);
         const Reader grad = make_reader<Reader>(r.grad_output, r.grad_dtype, cols);
         const Reader input = make_reader<Reader>(r.input, r.input_dtype, cols);

@@ -50,10 +50,12 @@ inline void check_norm(Arguments& arguments, const NormRequest& request) {
     }
 }
 
-inline bool norm_reads_bfloat16(const NormRequest& request) {
-    return fits_bfloat16(request.input, request.input_dtype, request.cols) &&
-           fits_bfloat16(request.weight, request.weight_dtype, request.cols) &&
-           fits_bfloat16(request.bias, request.bias_dtype, request.cols);
+inline AccessFinder norm_access(const NormRequest& request) {
+    AccessFinder finder(request.cols);
+    finder.reads(request.input, request.input_dtype)
+        .reads(request.weight, request.weight_dtype)
+        .reads(request.bias, request.bias_dtype);
+    return finder;
 }
 
 template <class Reader>

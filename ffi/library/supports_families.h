@@ -3,7 +3,7 @@
 
 #include "../kernels/activation_quantize.mu"
 #include "../kernels/bias_grad.mu"
-#include "../kernels/norm_backward.mu"
+#include "../kernels/norm_backward_entry.mu"
 #include "error.h"
 
 namespace te {

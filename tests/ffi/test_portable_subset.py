@@ -11,7 +11,7 @@ KERNEL_SOURCES = [file for file in DEVICE_SOURCES if file.parent.name == "kernel
 
 #: (pattern, the files that may have it, why nobody else may)
 RULES = {
-    "assembly": (r"\basm\b", (), "MUSA's instruction set is its own"),
+    "assembly": (r"\basm\b", ("shortcuts.muh",), "MUSA's instruction set is its own"),
     "128_bit_integers": (r"__u?int128", (), "dividing and shifting them crashes mcc"),
     "warp_size": (r"(?<!\.)\bwarpSize\b", (), "three different numbers on one MUSA chip"),
     "launch": (r"<<<", ("launch.h",), "g++ does not know it, and the grid must be checked"),
@@ -29,10 +29,10 @@ RULES = {
     "half_types": (r"\b__?half2?\b|__nv_bfloat|__mt_bfloat|__half2float|__float2half", (), "holes on mp_22"),
     "fp8_headers": (r"__nv_|__musa_|__mt_|__NV_|__MT_", ("fp8.muh",), "one macro decides about the instruction"),
     "architecture": (
-        r"__CUDA_ARCH__|__MUSA_ARCH__", ("fp8.muh", "patch.muh", "exponential.muh"), "two makers, two scales"
+        r"__CUDA_ARCH__|__MUSA_ARCH__", ("fp8.muh", "patch.muh", "shortcuts.muh"), "two makers, two scales"
     ),
     "approximations": (
-        r"__(expf|logf|fdividef|frcp\w+|frsqrt\w+|powf|sinf|cosf)\b|\brsqrtf\b", ("exponential.muh",),
+        r"__(expf|logf|fdividef|frcp\w+|frsqrt\w+|powf|sinf|cosf)\b|\brsqrtf\b", (),
         "each inexact its own way"
     ),
     "long_double": (r"long double", (), "no device has it"),
@@ -71,6 +71,14 @@ def test_the_text_keeps_to_the_subset(rule):
     ]
 
     assert not found, "\n".join(found)
+
+
+def test_assembly_is_kept_from_every_compiler_but_nvcc():
+    text = code_of(FOLDER / "kernels" / "shortcuts.muh")
+    guarded = re.findall(r"#if TE_SHORTCUTS\n(.*?)#else", text, re.DOTALL)
+
+    assert "#if TE_TARGET_CUDA && defined(__CUDA_ARCH__)" in text
+    assert sum(block.count("asm(") for block in guarded) == text.count("asm(") == 3
 
 
 def test_no_kernel_uses_the_standard_library():
