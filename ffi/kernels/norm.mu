@@ -14,6 +14,7 @@ struct NormForward {
     NormWeights<Reader> weights;
     int64_t rows;
     int64_t cols;
+    float share;  // of a column in a mean: 1 / cols
     float epsilon;
     float* mean;  // NULL for RMSNorm
     float* rstd;
@@ -40,7 +41,7 @@ normalise_rows(NormForward<Reader> norm, Sink sink) {
         RowOperand<Shape, Reader> input;
         input.load(norm.input, row * norm.cols, norm.cols);
         const RowStatistics statistics =
-            row_statistics<Shape>(input, norm.input, norm.cols, centered, norm.epsilon, reducer);
+            row_statistics<Shape>(input, norm.input, norm.cols, norm.share, centered, norm.epsilon, reducer);
         if (row_lane<Shape>() == 0) {
             if (centered) norm.mean[row] = statistics.mean;
             norm.rstd[row] = statistics.rstd;
@@ -62,6 +63,7 @@ NormForward<Reader> norm_forward(const NormRequest& request) {
             norm_weights<Reader>(request),
             request.rows,
             request.cols,
+            share_of_column(request.cols),
             static_cast<float>(request.epsilon),
             pointer<float>(request.mean),
             pointer<float>(request.rstd)};

@@ -19,6 +19,7 @@ struct NormBackward {
     const float* rstd;
     int64_t rows;
     int64_t cols;
+    float share;  // of a column in a mean: 1 / cols
     typename Reader::Writer grad_input;
     float* partials;  // a row a block: sums of grad_gamma, then of grad_beta
 };
@@ -42,7 +43,6 @@ TE_DEVICE void row_gradient(const RowOperand<Shape, Reader>& input, const RowOpe
                             const NormBackward<Reader>& norm, int64_t row, RowReducer<Shape>& reducer,
                             const Visit& visit, const Used& used) {
     const RowStatistics statistics = {kCentered ? norm.mean[row] : 0.0f, norm.rstd[row]};
-    const float count = static_cast<float>(norm.cols);
     FourSums sums, projections;
     float n[8], g[8], gamma[8];
     each_existing_octet<Shape>(norm.cols, [&](int k, int64_t col, int64_t left) {
@@ -62,8 +62,8 @@ TE_DEVICE void row_gradient(const RowOperand<Shape, Reader>& input, const RowOpe
     } else {
         projection = reducer.sum(projection);
     }
-    sum = divide(sum, count);
-    projection = divide(projection, count);
+    sum = sum * norm.share;
+    projection = projection * norm.share;
     each_existing_octet<Shape>(norm.cols, [&](int k, int64_t col, int64_t left) {
         load_gradients<kCentered>(input, grad, norm, statistics, k, col, left, n, g);
         load_gamma(norm.weights, col, left, gamma);

@@ -58,6 +58,10 @@ inline AccessFinder norm_access(const NormRequest& request) {
     return finder;
 }
 
+inline float share_of_column(int64_t cols) {
+    return cols > 0 ? static_cast<float>(1.0 / static_cast<double>(cols)) : 0.0f;
+}
+
 template <class Reader>
 NormWeights<Reader> norm_weights(const NormRequest& request) {
     const int64_t cols = request.cols;
