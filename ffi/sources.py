@@ -9,11 +9,12 @@ from pathlib import Path
 #: The folder of this package; sources lie beside it in a checkout and in an installed package alike.
 FOLDER = Path(__file__).resolve().parent
 
-#: What a library is compiled from: the whole kernel library, and on the host the emulated device as well.
-LIBRARY_SOURCE = FOLDER / "library" / "library.mu"
+#: What a library is compiled from, each by itself: the table and a unit per family of kernels, which are compiled for
+#: the device, and on the host the emulated device.
+LIBRARY_SOURCES = (FOLDER / "library" / "library.mu", *sorted((FOLDER / "library" / "units").glob("*.mu")))
 EMULATOR_SOURCES = tuple(FOLDER / "emulator" / f"{name}.cpp" for name in ("block", "configuration", "fiber", "launch"))
 
-_FOLDERS = ("include", "kernels", "library", "emulator")
+_FOLDERS = ("include", "kernels", "library", "library/units", "emulator")
 _SUFFIXES = frozenset({".h", ".mu", ".muh", ".cpp"})
 _HASH_DIGITS = 16
 

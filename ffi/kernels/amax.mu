@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../library/arguments.h"
+#include "../library/cast_launches.h"
 #include "../library/element_dispatch.h"
 #include "../library/launch.h"
 #include "absmax.muh"
@@ -58,16 +59,8 @@ TE_KERNEL scales_of_amaxes(const uint32_t* amaxes, float* scales, float* scale_i
     }
 }
 
-// Blocks that amax_of_elements runs on, and leaves a partial maximum of each.
-inline int64_t amax_blocks(int32_t dtype, int64_t count) {
-    const int64_t elements_of_block = kThreads * 8 * (8 / bytes_of_dtype(dtype));
-    const int64_t blocks = ceil_divide(count, elements_of_block);
-    return blocks < 1 ? 1 : smaller_of(blocks, kMaxPartials);
-}
-
-// First half of an amax: amax_blocks() partial maxima, or with one block, unless `amax` is 0, the amax itself.
-inline int32_t launch_amax_of_elements(uintptr_t input, int32_t dtype, int64_t count, uintptr_t partials,
-                                       uintptr_t amax, bool accumulate, uintptr_t stream) {
+int32_t launch_amax_of_elements(uintptr_t input, int32_t dtype, int64_t count, uintptr_t partials, uintptr_t amax,
+                                bool accumulate, uintptr_t stream) {
     return with_plain_type(dtype, [&](auto type) {
         using T = decltype(type);
         return with_bool(is_aligned(input, 16), [&](auto aligned) {
@@ -76,10 +69,6 @@ inline int32_t launch_amax_of_elements(uintptr_t input, int32_t dtype, int64_t c
                           pointer<float>(amax), accumulate);
         });
     });
-}
-
-inline int64_t amax_workspace_bytes() {
-    return kMaxPartials * 4;
 }
 
 inline int32_t amax(uintptr_t input, int32_t input_dtype, int64_t count, uintptr_t amax, uint32_t flags,

@@ -1,47 +1,15 @@
 // The entries quantize_blocks and dequantize.
 #pragma once
 
-#include "../library/arguments.h"
+#include "../library/block_scales.h"
+#include "../library/cast_launches.h"
 #include "../library/device.h"
 #include "../library/element_dispatch.h"
 #include "../library/launch.h"
 #include "block_cast.mu"
 #include "block_decode.mu"
-#include "cast_entries.mu"
 
 namespace te {
-
-// Elements that share a scale, down and along the rows of the tensor, as powers of two.
-struct BlockShape {
-    int row_shift;
-    int col_shift;
-};
-
-inline BlockShape block_shape(int32_t mode, bool rowwise) {
-    if (mode == TE_HAL_MODE_BLOCK_128X128) return {7, 7};
-    const int length = mode == TE_HAL_MODE_MXFP8 ? 5 : 7;
-    return rowwise ? BlockShape{0, length} : BlockShape{length, 0};
-}
-
-inline int64_t scale_bytes(int32_t mode) {
-    return mode == TE_HAL_MODE_MXFP8 ? 1 : 4;
-}
-
-// Elements from the first scale to the last one of a grid, so that its memory can be checked.
-inline int64_t scale_extent(BlockShape shape, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride) {
-    if (elements_of(rows, cols) == 0) return 0;
-    const int64_t down = (rows - 1) >> shape.row_shift, along = (cols - 1) >> shape.col_shift;
-    return elements_of(down, row_stride) + elements_of(along, col_stride) + 1;
-}
-
-inline void check_scale_strides(Arguments& arguments, BlockShape shape, int64_t rows, int64_t cols, int64_t row_stride,
-                                int64_t col_stride) {
-    if (elements_of(rows, cols) == 0) return;
-    arguments.at_least("a scale's row stride", row_stride, 1)
-        .at_least("a scale's col stride", col_stride, 1)
-        .product("blocks * row stride", (rows - 1) >> shape.row_shift, row_stride)
-        .product("blocks * col stride", (cols - 1) >> shape.col_shift, col_stride);
-}
 
 inline float largest_finite_of(int32_t dtype) {
     const uint32_t bits = dtype == TE_HAL_FLOAT32   ? Float32::kLargestFinite

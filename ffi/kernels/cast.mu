@@ -4,11 +4,9 @@
 // read.
 #pragma once
 
-#include "../library/device.h"
 #include "absmax.muh"
-#include "amax.mu"
+#include "cast_parts.muh"
 #include "patch.muh"
-#include "transpose.mu"
 
 namespace te {
 

@@ -1,7 +1,7 @@
 // The entries quantize, quantize_current and dequantize, and the launches behind them that fused entries share.
 #pragma once
 
-#include "../library/cast_request.h"
+#include "../library/cast_launches.h"
 #include "../library/element_dispatch.h"
 #include "cast.mu"
 
@@ -9,8 +9,8 @@ namespace te {
 
 // Cast input[rows, cols] as `request` says. With mode TENSOR_CURRENT `partials` holds the maxima to take the scale
 // from.
-inline int32_t launch_cast(uintptr_t input, int32_t input_dtype, int64_t rows, int64_t cols, const CastRequest& request,
-                           uintptr_t partials, int64_t partial_count, uintptr_t stream) {
+int32_t launch_cast(uintptr_t input, int32_t input_dtype, int64_t rows, int64_t cols, const CastRequest& request,
+                    uintptr_t partials, int64_t partial_count, uintptr_t stream) {
     const CastScale source = cast_scale(request, partials, partial_count);
     const CastTarget target = cast_target(request);
     const int64_t count = rows * cols;
@@ -96,9 +96,8 @@ inline int32_t quantize_current(uintptr_t input, int32_t input_dtype, int64_t ro
                        stream);
 }
 
-// Per-tensor scaling alone; blocks have kernels of their own.
-inline int32_t launch_decode(uintptr_t data, int32_t data_dtype, int64_t rows, int64_t cols, int32_t copy,
-                             uintptr_t scale_inv, uintptr_t output, int32_t output_dtype, uintptr_t stream) {
+int32_t launch_decode(uintptr_t data, int32_t data_dtype, int64_t rows, int64_t cols, int32_t copy, uintptr_t scale_inv,
+                      uintptr_t output, int32_t output_dtype, uintptr_t stream) {
     const int64_t count = rows * cols;
     const bool tiles = copy == TE_HAL_COPY_COLUMNWISE_TRANSPOSED && rows > 1 && cols > 1;
     const bool aligned = is_aligned(data, 8) && is_aligned(output, 16) && (!tiles || is_multiple(rows | cols, 8));

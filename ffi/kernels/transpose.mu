@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../library/arguments.h"
+#include "../library/cast_launches.h"
 #include "../library/launch.h"
 #include "patch.muh"
 
@@ -54,11 +55,7 @@ TE_KERNEL transpose_elements(const Element* __restrict__ input, Element* __restr
     }
 }
 
-inline int64_t tiles_of(int64_t rows, int64_t cols) {
-    return ceil_divide(rows, kTile) * ceil_divide(cols, kTile);
-}
-
-inline int32_t launch_transpose_bytes(uintptr_t input, uintptr_t output, int64_t rows, int64_t cols, uintptr_t stream) {
+int32_t launch_transpose_bytes(uintptr_t input, uintptr_t output, int64_t rows, int64_t cols, uintptr_t stream) {
     const bool aligned = is_aligned(input | output, 8) && is_multiple(rows | cols, 8);
     return launch(tiles_of(rows, cols), stream, aligned ? &transpose_bytes<true> : &transpose_bytes<false>,
                   pointer<const uint8_t>(input), pointer<uint8_t>(output), rows, cols);

@@ -2,9 +2,8 @@
 // elements.
 #pragma once
 
-#include "../kernels/cast_entries.mu"
 #include "../kernels/fused_tiles.muh"
-#include "cast_request.h"
+#include "cast_launches.h"
 #include "reader_dispatch.h"
 
 namespace te {

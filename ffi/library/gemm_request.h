@@ -1,8 +1,10 @@
 // An operand of gemm as the entry has it: checked, and turned into what the kernel takes.
 #pragma once
 
-#include "../kernels/block_entries.mu"
 #include "../kernels/gemm_operand.muh"
+#include "block_scales.h"
+#include "element_dispatch.h"
+#include "launch.h"
 
 namespace te {
 

@@ -1,27 +1,10 @@
-// A kernel library, whole: the one source that is compiled for a device. Its exported symbol hands out the table.
+// The table of a kernel library, and the entries that are about the library itself. Its exported symbol hands it out.
 
-// Before any device header: an old mublas-types.h redefines a word that libstdc++ uses.
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
+#include "first.h"
 
-#include "../include/te_hal.h"
-#include "../kernels/activation.mu"
-#include "../kernels/activation_quantize.mu"
-#include "../kernels/amax.mu"
-#include "../kernels/bias_grad.mu"
-#include "../kernels/block_entries.mu"
-#include "../kernels/cast_entries.mu"
-#include "../kernels/delayed_scale.mu"
-#include "../kernels/gemm.mu"
-#include "../kernels/norm.mu"
-#include "../kernels/norm_backward.mu"
-#include "../kernels/norm_quantize.mu"
-#include "../kernels/softmax.mu"
-#include "../kernels/softmax_backward.mu"
-#include "../kernels/transpose.mu"
 #include "device_entries.mu"
 #include "supports.mu"
+#include "units.h"
 
 // Set by te_hal.ffi.build.
 #if !defined(TE_VERSION)
@@ -64,27 +47,12 @@ te_hal_api make_api() {
 #endif
     api.supports = &Guard<&supports>::call;
     api.workspace_bytes = &Guard<&workspace_bytes>::call;
-    api.transpose = &Guard<&transpose>::call;
-    api.quantize = &Guard<&quantize>::call;
-    api.quantize_current = &Guard<&quantize_current>::call;
-    api.quantize_blocks = &Guard<&quantize_blocks>::call;
-    api.dequantize = &Guard<&dequantize>::call;
-    api.amax = &Guard<&amax>::call;
-    api.compute_scale = &Guard<&compute_scale>::call;
-    api.update_delayed_scale = &Guard<&update_delayed_scale>::call;
-    api.update_delayed_scales = &Guard<&update_delayed_scales>::call;
-    api.gemm = &Guard<&gemm>::call;
-    api.bias_grad = &Guard<&bias_grad>::call;
-    api.norm_fwd = &Guard<&norm_fwd>::call;
-    api.norm_bwd = &Guard<&norm_bwd>::call;
-    api.softmax_fwd = &Guard<&softmax_fwd>::call;
-    api.softmax_bwd = &Guard<&softmax_bwd>::call;
-    api.activation_fwd = &Guard<&activation_fwd>::call;
-    api.activation_bwd = &Guard<&activation_bwd>::call;
-    api.norm_quantize = &Guard<&norm_quantize>::call;
-    api.activation_quantize = &Guard<&activation_quantize>::call;
-    api.activation_bwd_quantize = &Guard<&activation_bwd_quantize>::call;
-    api.bias_grad_quantize = &Guard<&bias_grad_quantize>::call;
+    add_cast_entries(api);
+    add_gemm_entries(api);
+    add_norm_entries(api);
+    add_softmax_entries(api);
+    add_activation_entries(api);
+    add_fused_entries(api);
     return api;
 }
 

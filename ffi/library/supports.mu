@@ -1,8 +1,8 @@
 // The entries supports and workspace_bytes: one answer per op, from the file of its family.
 #pragma once
 
-#include "../kernels/amax.mu"
 #include "arguments.h"
+#include "cast_launches.h"
 #include "supports_families.h"
 
 namespace te {
