@@ -13,6 +13,7 @@ from te_hal.modules.scaling import build_scaling
 from te_hal.modules.scaling_checkpoint import load_scaling, save_scaling
 from te_hal.modules.state_dict import OptionalExtraState
 from te_hal.modules.weight_cache import WeightCache
+from te_hal.schema.errors import StateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from te_hal.modules.scaling import Scaling
     from te_hal.quantization import Quantizer
     from te_hal.quantization.autocast import Frame
+    from te_hal.quantization.observer import QuantizeObserver
     from te_hal.recipe import Recipe
     from te_hal.schema.formats import ColumnwiseOrder
     from te_hal.schema.storage import QuantizedStorage
@@ -53,6 +55,7 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         self._plans: PlanCache[PlanKey, LinearPlan] = PlanCache(make_plan)
         self._scaling: dict[str, Scaling] = {}
         self._in_use: str | None = None
+        self._observer_of: Callable[[str, int], QuantizeObserver] | None = None
         self.fp8_initialized = False
         self.fp8_meta: dict[str, Any] = {"recipe": None, "num_gemms": 1}
         self.quantizers: dict[str, list[Quantizer]] = {"scaling_fwd": [], "scaling_bwd": []}
@@ -103,8 +106,35 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         self._in_use = family
         self.fp8_meta.update(scaling.states, recipe=scaling.source[0])
         self.quantizers = scaling.make_quantizers()
+        if self._observer_of is not None:
+            self._attach_observers()
         self.fp8_initialized = True
         self.clear_weight_caches()
+
+    def observe_quantizers(self, observer_of: Callable[[str, int], QuantizeObserver] | None) -> None:
+        """Have every quantizer of this module observed, also those that are made later.
+
+        Args:
+            observer_of: gives the observer for a key of ``quantizers`` and a slot; None: nobody observes any more.
+
+        Raises:
+            StateError: somebody else observes this module.
+        """
+        if observer_of is not None and self._observer_of is not None:
+            raise StateError(
+                f"{self.label}: observer",
+                got="a module that is observed already",
+                accepted="one observer at a time",
+                todo="close() the monitor before",
+            )
+        self._observer_of = observer_of
+        self._attach_observers()
+
+    def _attach_observers(self) -> None:
+        observer_of = self._observer_of
+        for key, made in self.quantizers.items():
+            for slot, quantizer in enumerate(made):
+                quantizer.observer = None if observer_of is None else observer_of(key, slot)
 
     def clear_weight_caches(self) -> None:
         """Drop the quantized weights kept for ``is_first_microbatch``; the next forward makes new ones."""
@@ -125,8 +155,11 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         return super()._apply(fn, recurse)  # type: ignore[no-any-return,no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Quantizers, which share memory with the scaling state, are neither pickled nor copied but made anew."""
-        return {**self.__dict__, "quantizers": {}}
+        """Quantizers, which share memory with the scaling state, are neither pickled nor copied but made anew.
+
+        A copy is observed by nobody.
+        """
+        return {**self.__dict__, "quantizers": {}, "_observer_of": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over a pickled or copied state; quantizers are made anew over its scaling state."""
