@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from te_hal.modules.attention import RotaryPositionEmbedding, apply_rotary_pos_emb
 from te_hal.modules.layernorm import LayerNorm
 from te_hal.modules.linear import Linear
 from te_hal.modules.rmsnorm import RMSNorm
+from te_hal.modules.rng_tracker import CudaRNGStatesTracker, RNGStatesTracker
 from te_hal.modules.saved import prepare_for_saving, restore_from_saved
 from te_hal.quantization import (
     Float8CurrentScalingQuantizer,
@@ -21,6 +23,7 @@ from te_hal.schema.errors import NotBuiltError
 from te_hal.schema.formats import DType
 
 __all__ = [
+    "CudaRNGStatesTracker",
     "DType",
     "FP8GlobalStateManager",
     "Float8CurrentScalingQuantizer",
@@ -31,6 +34,9 @@ __all__ = [
     "QuantizedStorage",
     "Quantizer",
     "RMSNorm",
+    "RNGStatesTracker",
+    "RotaryPositionEmbedding",
+    "apply_rotary_pos_emb",
     "autocast",
     "fp8_autocast",
     "get_default_recipe",
@@ -40,7 +46,6 @@ __all__ = [
 
 #: Names of transformer_engine.pytorch that are not built yet.
 _LATER = (
-    "CudaRNGStatesTracker",
     "CusolverMpCtx",
     "DelayedScalingRequest",
     "DotProductAttention",
@@ -73,7 +78,6 @@ _LATER = (
     "QuantizedTensorStorage",
     "QuantizerRequest",
     "QuantizerRole",
-    "RotaryPositionEmbedding",
     "TransformerLayer",
     "UserBufferQuantizationMode",
     "checkpoint",

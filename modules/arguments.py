@@ -32,13 +32,19 @@ _FEATURES = {
 }
 
 
-def refuse_later(where: str, given: Mapping[str, object], defaults: Mapping[str, object]) -> None:
+def refuse_later(
+    where: str,
+    given: Mapping[str, object],
+    defaults: Mapping[str, object],
+    features: Mapping[str, str] = _FEATURES,
+) -> None:
     """Accept arguments of later features at their default only.
 
     Args:
         where: the module's class, for the message.
         given: the arguments as passed.
         defaults: their defaults, which change nothing.
+        features: what each belongs to.
 
     Raises:
         UnsupportedError: one differs; names it and its feature.
@@ -50,7 +56,7 @@ def refuse_later(where: str, given: Mapping[str, object], defaults: Mapping[str,
                 f"{where}: {name}",
                 got=repr(value),
                 accepted=repr(default),
-                todo=f"leave it out: {_FEATURES[name]} is not built yet",
+                todo=f"leave it out: {features[name]} is not built yet",
             )
 
 

@@ -58,6 +58,12 @@ class KernelError(TeHalError, RuntimeError):
     """A kernel library, or the device under it, failed in a call that it had accepted."""
 
 
+class UnknownNameError(TeHalError, KeyError):
+    """Something is asked for by a name that nobody has given."""
+
+    __str__ = Exception.__str__  # KeyError shows the repr of its message
+
+
 class RegistrationError(TeHalError, ValueError):
     """A backend does not match the op interface, or its name is taken."""
 

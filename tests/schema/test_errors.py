@@ -15,6 +15,7 @@ TWINS = {
     "NotBuiltError": AttributeError,
     "BackendNotFoundError": ValueError,
     "BackendUnavailableError": RuntimeError,
+    "UnknownNameError": KeyError,
     "RegistrationError": ValueError,
     "KernelError": RuntimeError,
     "CheckpointError": RuntimeError,

@@ -1,0 +1,271 @@
+"""Rotary position embedding: angles by position and channel, and the rotation of queries and keys by them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from te_hal.modules.arguments import check_flags, check_size, refuse_later
+from te_hal.modules.attention.layout import check_format
+from te_hal.modules.device import parameter_device
+from te_hal.modules.transforms import run_eagerly
+from te_hal.quantization import Float8Tensor
+from te_hal.schema.errors import ArgumentError, ArgumentTypeError
+from te_hal.schema.formats import FLOATS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_LATER: dict[str, object] = {"cu_seqlens": None, "cp_size": 1, "cp_rank": 0}
+_FEATURES = {
+    "cu_seqlens": "packed sequences",
+    "cp_size": "context parallelism",
+    "cp_rank": "context parallelism",
+}
+
+
+class RotaryPositionEmbedding(torch.nn.Module):
+    """Angles for :func:`apply_rotary_pos_emb`: position times ``rotary_base ** (-2 i / dim)``.
+
+    Args:
+        dim: channels of a head.
+        rotary_percent: share of them that is rotated.
+        seq_len_interpolation_factor: positions are divided by it; None: not.
+        pretrained_max_position_embeddings: with the factor: a sequence longer than their product is squeezed into this
+            many positions instead.
+        rotary_base: of the powers.
+        interleaved: the angle of a pair stands twice side by side, instead of in both halves.
+
+    Attributes:
+        inv_freq: ``[rotated / 2]``, a buffer in the state dict. It stays fp32 when the module's dtype changes.
+
+    Raises:
+        ArgumentError: no positive sizes, or an odd number of channels to rotate.
+    """
+
+    inv_freq: torch.Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        rotary_percent: float = 1.0,
+        seq_len_interpolation_factor: float | None = None,
+        pretrained_max_position_embeddings: int | None = None,
+        rotary_base: float = 10000.0,
+        interleaved: bool = False,
+    ) -> None:
+        super().__init__()
+        kind = type(self).__name__
+        check_flags(kind, {"interleaved": interleaved})
+        check_size(f"{kind}: dim", dim)
+        for name, number in {
+            "rotary_percent": rotary_percent,
+            "seq_len_interpolation_factor": seq_len_interpolation_factor,
+            "pretrained_max_position_embeddings": pretrained_max_position_embeddings,
+            "rotary_base": rotary_base,
+        }.items():
+            if number is not None or name.startswith("rotary"):
+                _check_positive(f"{kind}: {name}", number)
+        self.rotated = int(dim * rotary_percent) if rotary_percent < 1.0 else dim
+        if self.rotated < 2 or self.rotated % 2:  # noqa: PLR2004 - a pair
+            raise ArgumentError(
+                kind,
+                got=f"{self.rotated} channels to rotate, by dim={dim} and rotary_percent={rotary_percent}",
+                accepted="an even number of at least 2: channels are rotated in pairs",
+                todo="correct dim or rotary_percent",
+            )
+        self.seq_len_interpolation_factor = seq_len_interpolation_factor
+        self.pretrained_max_position_embeddings = pretrained_max_position_embeddings
+        self.rotary_base = float(rotary_base)
+        self.interleaved = interleaved
+        self.register_buffer("inv_freq", self._powers(parameter_device(None)))
+
+    def _powers(self, device: torch.device) -> torch.Tensor:
+        exponents = torch.arange(0, self.rotated, 2, dtype=torch.float32, device=device) / self.rotated
+        return 1.0 / (self.rotary_base**exponents)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> RotaryPositionEmbedding:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.inv_freq.dtype is not torch.float32:  # 8 bits of a power are no angle at position 1000
+            self.inv_freq = self._powers(self.inv_freq.device)
+        return self
+
+    def forward(self, max_seq_len: int, offset: int = 0) -> torch.Tensor:
+        """Angles of the positions ``offset`` to ``offset + max_seq_len - 1``.
+
+        Args:
+            max_seq_len: how many positions.
+            offset: the first one.
+
+        Returns:
+            ``[max_seq_len, 1, 1, rotated]``, fp32, radians, inside ``torch.autocast`` too.
+
+        Raises:
+            ArgumentError: no positive ``max_seq_len``, or an ``offset`` that is no int.
+        """
+        kind = type(self).__name__
+        check_size(f"{kind}: max_seq_len", max_seq_len)
+        if isinstance(offset, bool) or not isinstance(offset, int):
+            raise ArgumentError(f"{kind}: offset", got=repr(offset), accepted="an int", todo="correct it")
+        device = self.inv_freq.device
+        positions = torch.arange(max_seq_len, dtype=torch.float32, device=device) + offset
+        positions = positions * self._squeeze(max_seq_len)
+        angles = positions.unsqueeze(1) * self.inv_freq
+        both = torch.stack((angles, angles), -1) if self.interleaved else torch.cat((angles, angles), -1)
+        return both.reshape(max_seq_len, 1, 1, self.rotated)
+
+    def _squeeze(self, max_seq_len: int) -> float:
+        factor, pretrained = self.seq_len_interpolation_factor, self.pretrained_max_position_embeddings
+        if factor is None:
+            return 1.0
+        if pretrained is not None and max_seq_len > pretrained * factor:
+            return 1.0 / (max_seq_len / pretrained)
+        return 1.0 / factor
+
+
+@run_eagerly
+def apply_rotary_pos_emb(
+    t: torch.Tensor,
+    freqs: torch.Tensor,
+    tensor_format: str = "sbhd",
+    start_positions: torch.Tensor | None = None,
+    interleaved: bool = False,
+    fused: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    cp_size: int = 1,
+    cp_rank: int = 0,
+) -> torch.Tensor:
+    """Rotate pairs of channels by the angles of their position; differentiable once in ``t``.
+
+    A pair is channels ``i`` and ``i + rotated / 2``, or neighbours where ``interleaved``. Computed in fp32 (fp64 for
+    fp64), rounded once.
+
+    Args:
+        t: ``[s, b, h, d]`` or ``[b, s, h, d]`` by ``tensor_format``.
+        freqs: ``[s2, 1, 1, rotated]``, s2 >= s, rotated <= d and even; channels beyond pass through. No gradient.
+        tensor_format: ``"sbhd"`` or ``"bshd"``.
+        start_positions: ``[b]``, ints: the row of ``freqs`` at which each sequence starts; None: 0.
+        interleaved: which channels are a pair.
+        fused: accepted, for callers written for Transformer Engine: both values give what its fused kernel computes.
+        cu_seqlens: of packed sequences, a later feature: refused by name.
+        cp_size: of context parallelism, a later feature: anything but 1 is refused by name.
+        cp_rank: the same; anything but 0.
+
+    Returns:
+        A new tensor of t's shape and dtype.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: shapes, dtypes or devices that do not fit.
+        UnsupportedError: an argument of a later feature, or another ``tensor_format`` of Transformer Engine.
+    """
+    where = "apply_rotary_pos_emb"
+    given = {"cu_seqlens": cu_seqlens, "cp_size": cp_size, "cp_rank": cp_rank}
+    refuse_later(where, given, _LATER, _FEATURES)
+    check_flags(where, {"interleaved": interleaved, "fused": fused})
+    check_format(f"{where}: tensor_format", tensor_format)
+    _check_tensors(where, t, freqs)
+    angles = _angles(where, t, freqs.detach(), tensor_format, start_positions)
+    plain = t.dequantize() if isinstance(t, Float8Tensor) else t
+    rotated: torch.Tensor = _Rotation.apply(plain, angles, interleaved)  # type: ignore[no-untyped-call]
+    return rotated
+
+
+class _Rotation(torch.autograd.Function):
+    """Rotate; saves the angles alone."""
+
+    @staticmethod
+    def forward(ctx: Any, t: torch.Tensor, angles: torch.Tensor, interleaved: bool) -> torch.Tensor:  # noqa: ANN401
+        ctx.save_for_backward(angles)
+        ctx.interleaved = interleaved
+        return _rotate(t, angles, interleaved, back=False)
+
+    @staticmethod
+    @once_differentiable
+    @run_eagerly
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
+        plain = grad_output.dequantize() if isinstance(grad_output, Float8Tensor) else grad_output
+        return _rotate(plain, *ctx.saved_tensors, ctx.interleaved, back=True), None, None
+
+
+def _check_positive(where: str, number: object) -> None:
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < math.inf:
+        raise ArgumentError(where, got=repr(number), accepted="a positive number", todo="correct it")
+
+
+def _rotate(t: torch.Tensor, angles: torch.Tensor, interleaved: bool, *, back: bool) -> torch.Tensor:
+    """The rotation, or its transpose, which is its inverse where both channels of a pair have one angle."""
+    rotated = angles.shape[-1]
+    computed = angles.to(torch.promote_types(t.dtype, torch.float32))
+    (cos_first, cos_second), (sin_first, sin_second) = (
+        _pairs(values, interleaved) for values in (computed.cos(), computed.sin())
+    )
+    if back:
+        sin_first, sin_second = -sin_second, -sin_first
+    result = torch.empty(t.shape, dtype=t.dtype, device=t.device)
+    first, second = _pairs(t[..., :rotated], interleaved)
+    to_first, to_second = _pairs(result[..., :rotated], interleaved)
+    to_first.copy_(first * cos_first - second * sin_first)
+    to_second.copy_(second * cos_second + first * sin_second)
+    if rotated < t.shape[-1]:
+        result[..., rotated:].copy_(t[..., rotated:])
+    return result
+
+
+def _pairs(values: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views of first and second channels."""
+    if interleaved:
+        return values[..., 0::2], values[..., 1::2]
+    half = values.shape[-1] // 2
+    return values[..., :half], values[..., half:]
+
+
+def _check_tensors(where: str, t: object, freqs: object) -> None:
+    for name, value in (("t", t), ("freqs", freqs)):
+        if not isinstance(value, torch.Tensor):
+            got = f"a {type(value).__name__}"
+            raise ArgumentTypeError(f"{where}: {name}", got=got, accepted="a torch.Tensor", todo="pass one")
+        if value.dtype not in (*FLOATS, torch.float64):
+            accepted = "torch.float32, torch.bfloat16, torch.float16 (torch.float64 for checks)"
+            raise ArgumentError(f"{where}: {name}", got=str(value.dtype), accepted=accepted, todo="cast it")
+
+
+def _angles(
+    where: str, t: torch.Tensor, freqs: torch.Tensor, tensor_format: str, start_positions: torch.Tensor | None
+) -> torch.Tensor:
+    """The angles of t's positions, in a shape that broadcasts to its rotated part."""
+    if t.dim() != 4:  # noqa: PLR2004 - said in the message
+        shapes = {"sbhd": "[s, b, h, d]", "bshd": "[b, s, h, d]"}
+        got = f"shape {tuple(t.shape)}"
+        raise ArgumentError(f"{where}: t", got=got, accepted=shapes[tensor_format], todo="correct tensor_format or t")
+    sequence, batch = t.shape[:2] if tensor_format == "sbhd" else (t.shape[1], t.shape[0])
+    rotated = freqs.shape[-1] if freqs.dim() else 0
+    fits = freqs.dim() == 4 and freqs.shape[1:3] == (1, 1) and 0 < rotated <= t.shape[-1] and rotated % 2 == 0  # noqa: PLR2004
+    if not fits or freqs.shape[0] < sequence or freqs.device != t.device:
+        raise ArgumentError(
+            f"{where}: freqs",
+            got=f"shape {tuple(freqs.shape)} on {freqs.device} for t {tuple(t.shape)} on {t.device}",
+            accepted=f"[at least {sequence}, 1, 1, an even number up to {t.shape[-1]}] on the same device",
+            todo="make angles with RotaryPositionEmbedding(dim)(max_seq_len)",
+        )
+    if start_positions is None:
+        chosen = freqs[:sequence]
+    else:
+        _check_starts(where, start_positions, batch)
+        positions = start_positions.to(freqs.device) + torch.arange(sequence, device=freqs.device).unsqueeze(1)
+        chosen = freqs[:, 0][positions]  # [s, b, 1, rotated]; a position beyond the table is torch's IndexError
+    return chosen if tensor_format == "sbhd" else chosen.transpose(0, 1)
+
+
+def _check_starts(where: str, starts: object, batch: int) -> None:
+    if isinstance(starts, torch.Tensor) and starts.shape == (batch,) and starts.dtype in (torch.int32, torch.int64):
+        return
+    got = f"{starts.dtype} {tuple(starts.shape)}" if isinstance(starts, torch.Tensor) else repr(starts)
+    raise ArgumentError(
+        f"{where}: start_positions",
+        got=got,
+        accepted=f"an int32 or int64 tensor [{batch}], a position for each sequence",
+        todo="correct it, or leave it out",
+    )
