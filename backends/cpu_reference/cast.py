@@ -30,6 +30,8 @@ def quantize(
     rowwise: bool = True,
     columnwise: bool = False,
     columnwise_order: ColumnwiseOrder = ColumnwiseOrder.TRANSPOSED,
+    amax_epsilon: float = 0.0,
+    power_of_2: bool = False,
 ) -> QuantizedStorage:
     """``round(clamp(float(input) * scale))``, the amax of the same values recorded on the way (C1-C4, A1).
 

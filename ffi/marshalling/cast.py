@@ -33,6 +33,8 @@ def quantize(
     rowwise: bool = True,
     columnwise: bool = False,
     columnwise_order: ColumnwiseOrder = ColumnwiseOrder.TRANSPOSED,
+    amax_epsilon: float = 0.0,
+    power_of_2: bool = False,
 ) -> QuantizedStorage:
     """te_hal.ops.quantize for per-tensor scaling. Both copies share one ``scale_inv``."""
     if scale is None:

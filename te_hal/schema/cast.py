@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from te_hal.schema.formats import E4M3, E5M2, FLOATS, FP8_DTYPES, ColumnwiseOrder, ScalingMode
+from te_hal.schema.formats import E4M3, E5M2, FLOAT32_MAX, FLOATS, FP8_DTYPES, ColumnwiseOrder, ScalingMode
 from te_hal.schema.op import REQUIRED, Contract, Family, Flag, FlagType, Operand, OpSchema, Output, Rule
 
 _FP32 = (torch.float32,)
@@ -12,17 +12,24 @@ _FP32 = (torch.float32,)
 QUANTIZE = OpSchema(
     name="quantize",
     family=Family.CAST,
-    summary="Cast to a scaled 8-bit format: clamp(input * scale), round to nearest even.",
+    summary="Cast to a scaled 8-bit format: clamp(input * scale), round to nearest even; a scale per tensor or block.",
     operands=(
         Operand("input", FLOATS, "...", "what to cast, any shape"),
         Operand(
             "scale",
             _FP32,
             "1",
-            "factor into the format, required for per-tensor scaling; any value, by C1 to C5",
+            "factor into the format, for per-tensor scaling and required there; any value, by C1 to C5",
             optional=True,
         ),
-        Operand("amax", _FP32, "1", "becomes max(amax, max|input|)", optional=True, written=True),
+        Operand(
+            "amax",
+            _FP32,
+            "1",
+            "becomes max(amax, max|input|); for per-tensor scaling",
+            optional=True,
+            written=True,
+        ),
         Operand("out", (), "*input", "storage to refill", formats=(E4M3, E5M2), optional=True, written=True),
     ),
     keyword_operands=frozenset({"amax", "out"}),
@@ -39,6 +46,8 @@ QUANTIZE = OpSchema(
             tuple(ColumnwiseOrder),
             keyed=True,
         ),
+        Flag("amax_epsilon", FlagType.FLOAT, 0.0, "floor of each block's amax, for modes block_1x128, block_128x128"),
+        Flag("power_of_2", FlagType.BOOL, False, "round scales down to powers of two, for the same modes"),
     ),
     outputs=(Output("output", "*input", "dtype", "storage with the asked copies; `out` itself where given"),),
     rules=(
@@ -48,13 +57,27 @@ QUANTIZE = OpSchema(
             "per-tensor scaling needs `scale`, an fp32 tensor of one element",
         ),
         Rule(
+            "mode == 'tensor' or (scale is None and amax is None)",
+            "`scale` and `amax` go with per-tensor scaling (mode 'tensor'); blocks find their own scales",
+        ),
+        Rule(f"0 <= amax_epsilon <= {FLOAT32_MAX!r}", "amax_epsilon must be a number from 0 to fp32's largest"),
+        Rule(
+            "(amax_epsilon == 0.0 and not power_of_2) or mode in ('block_1x128', 'block_128x128')",
+            "amax_epsilon and power_of_2 go with modes 'block_1x128' and 'block_128x128'; MXFP8's scales are powers of"
+            " two without a floor, and a per-tensor `scale` is given",
+        ),
+        Rule(
             "out is None or (out.kind.format.dtype == dtype and out.kind.mode == mode"
             " and out.kind.rowwise == rowwise and out.kind.columnwise == columnwise"
             " and (not columnwise or out.kind.order == columnwise_order))",
             "`out` must have the format, mode, copies and columnwise order that are asked for",
         ),
     ),
-    contract=Contract(("C1", "C2", "C3", "C4", "C5", "A1"), "every step is a single IEEE operation", exact=True),
+    contract=Contract(
+        ("C1", "C2", "C3", "C4", "C5", "A1", "B1", "B2", "B3", "M1", "M2"),
+        "every step is a single IEEE operation",
+        exact=True,
+    ),
     returns_storage=True,
 )
 
@@ -74,7 +97,9 @@ DEQUANTIZE = OpSchema(
         ),
     ),
     outputs=(Output("output", "*input", "out_dtype|input", "plain tensor, shape of input"),),
-    contract=Contract(("C6",), "decode is exact, the product and the rounding are single IEEE operations", exact=True),
+    contract=Contract(
+        ("C6", "B4", "M3"), "decode is exact, the product and the rounding are single IEEE operations", exact=True
+    ),
 )
 
 SCHEMAS = (QUANTIZE, DEQUANTIZE)

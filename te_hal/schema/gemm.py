@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from te_hal.schema.formats import E4M3, E5M2, FLOATS
+from typing import TYPE_CHECKING
+
+from te_hal.schema.formats import E4M3, E5M2, FLOATS, ScalingMode
 from te_hal.schema.op import Contract, Family, Flag, FlagType, Operand, OpSchema, Output, Rule, one_rounding
+from te_hal.schema.storage_kind import StorageKind
+from te_hal.schema.support import SUPPORTED, Code, Support
+
+if TYPE_CHECKING:
+    from te_hal.schema.support import Call
 
 #: The three products of a linear layer y = x @ w.T, by what they make.
 LAYOUTS = ("fprop", "dgrad", "wgrad")
@@ -11,7 +18,7 @@ LAYOUTS = ("fprop", "dgrad", "wgrad")
 GEMM = OpSchema(
     name="gemm",
     family=Family.GEMM,
-    summary="fprop: a @ b.T (+ bias); dgrad: a @ b; wgrad: a.T @ b. Any pairing of plain and quantized operands.",
+    summary="fprop: a @ b.T (+ bias); dgrad: a @ b; wgrad: a.T @ b. Operands plain or quantized, of one family.",
     operands=(
         Operand(
             "a",
@@ -74,7 +81,7 @@ GEMM = OpSchema(
         ),
     ),
     contract=Contract(
-        ("G1", "G2", "G3", "G4"),
+        ("G1", "G2", "G3", "G4", "B5"),
         "products are exact, sums are fp32 in any order (one after the other up to K = 8192), one rounding",
         bound=one_rounding(3e-6),
     ),
@@ -103,5 +110,24 @@ BIAS_GRAD = OpSchema(
     ),
     optional=True,
 )
+
+#: Scaling modes whose operands are multiplied with each other (docs/numerics.md, B5).
+_PAIRED = (
+    frozenset({ScalingMode.TENSOR}),
+    frozenset({ScalingMode.BLOCK_1X128, ScalingMode.BLOCK_128X128}),
+    frozenset({ScalingMode.MXFP8}),
+    frozenset({ScalingMode.NVFP4}),
+)
+
+
+def pairing(call: Call) -> Support:
+    """No to a product of operands whose scaling modes belong to different families; a backend asks this first."""
+    kinds = (call.kinds.get("a"), call.kinds.get("b"))
+    modes = {kind.mode for kind in kinds if isinstance(kind, StorageKind)}
+    if any(modes <= family for family in _PAIRED):
+        return SUPPORTED
+    named = " and ".join(sorted(repr(mode.value) for mode in modes))
+    return Support.no(Code.MODE, f"no product of operands with scaling modes {named}; quantize both by one recipe")
+
 
 SCHEMAS = (GEMM, BIAS_GRAD)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from te_hal.schema.errors import ArgumentError, UnsupportedError
+from te_hal.schema.block_scales import rows_and_cols, scale_dtype, scale_shape
+from te_hal.schema.errors import ArgumentError
 from te_hal.schema.formats import ColumnwiseOrder, ElementFormat, ScalingMode, element_format
 from te_hal.schema.storage_checks import check_buffers, no_copy
 from te_hal.schema.storage_kind import StorageKind, stored_shape
@@ -15,6 +16,7 @@ from te_hal.schema.storage_kind import StorageKind, stored_shape
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    Allocate = Callable[[tuple[int, ...], torch.dtype, torch.device | str | None], torch.Tensor]
     Buffers = tuple[torch.Tensor | None, ...]
 
 
@@ -31,6 +33,7 @@ class QuantizedStorage:
         ArgumentError: no copy at all, a copy without its ``scale_inv`` or the reverse, a buffer of another dtype,
             shape or device.
         ArgumentTypeError: a buffer is no tensor.
+        UnsupportedError: a scaling mode whose scales have no layout yet.
 
     Attributes:
         format: element format of the codes.
@@ -38,7 +41,8 @@ class QuantizedStorage:
         shape: logical shape, a tuple of ints, the same for both copies.
         dtype: nominal dtype, the one ``dequantize`` returns unless told otherwise.
         rowwise_data: uint8 codes, shape ``shape``, or None.
-        rowwise_scale_inv: fp32 factor back to real values; ``[1]`` for per-tensor scaling.
+        rowwise_scale_inv: factors back to real values: fp32 ``[1]`` for per-tensor scaling; else one per block, fp32
+            or E8M0 codes (uint8), laid out as te_hal.schema.block_scales has it.
         columnwise_data: uint8 codes, ``[K, ...]`` or ``shape`` by ``columnwise_order``, or None.
         columnwise_scale_inv: the factor of that copy.
         columnwise_order: memory order of ``columnwise_data``.
@@ -121,28 +125,26 @@ class QuantizedStorage:
         shape: tuple[int, ...],
         dtype: torch.dtype,
         device: torch.device | str | None,
-        allocate: Callable[[tuple[int, ...], torch.dtype, torch.device | str | None], torch.Tensor] | None = None,
+        allocate: Allocate | None = None,
     ) -> QuantizedStorage:
-        """A storage whose codes and scale_inv hold no defined values. Both copies share one scale_inv.
+        """A storage whose codes and scale_inv hold no defined values.
+
+        With per-tensor scaling both copies share one scale_inv.
 
         Args:
-            kind: format and copies; per-tensor scaling.
+            kind: format, scaling mode and copies.
             shape: logical shape.
             dtype: nominal dtype.
             device: None means torch's default device.
             allocate: makes a tensor of a shape and dtype on a device; None: torch.empty.
 
         Raises:
-            UnsupportedError: another scaling mode.
+            UnsupportedError: a scaling mode whose scales have no layout yet.
+            ArgumentError: scales of blocks without a copy that they belong to.
         """
-        if kind.mode is not ScalingMode.TENSOR:
-            raise UnsupportedError(
-                "QuantizedStorage.empty",
-                got=repr(kind),
-                accepted="mode 'tensor'",
-                todo="pass buffers to QuantizedStorage",
-            )
         make = _allocate if allocate is None else allocate
+        if kind.mode is not ScalingMode.TENSOR:
+            return cls.of_kind(kind, shape, dtype, *_empty_blocks(kind, shape, device, make))
         scale_inv = make((1,), torch.float32, device)
         row = row_scale_inv = column = column_scale_inv = None
         if kind.rowwise:
@@ -225,16 +227,16 @@ class QuantizedStorage:
 
         Returns:
             A storage with the copies that can follow: a transposed one does where the last dimension stays, and is
-            left out otherwise.
+            left out otherwise. Scales of blocks belong to rows and columns: there the last dimension must stay.
 
         Raises:
-            ArgumentError: another number of elements, no copy that can follow, or scales that belong to blocks.
+            ArgumentError: another number of elements, no copy that can follow, or blocks that would change.
         """
         wanted = self._whole_shape(tuple(shape))
         if wanted == self.shape:
             return self
-        if self.mode is not ScalingMode.TENSOR:
-            raise self._no_view(wanted, "its own shape: its scales belong to blocks")
+        if self.mode is not ScalingMode.TENSOR and rows_and_cols(wanted) != rows_and_cols(self.shape):
+            raise self._no_view(wanted, "shapes with the same last dimension: its scales belong to blocks")
         row, row_scale_inv, column, column_scale_inv = self.tensors()
         if column is not None:
             stays = self.kind.order is ColumnwiseOrder.SAME or wanted[-1:] == self.shape[-1:]
@@ -259,6 +261,21 @@ class QuantizedStorage:
         return ArgumentError(
             "QuantizedStorage.view", got=f"{shape} for {self!r}", accepted=accepted, todo="dequantize it first"
         )
+
+
+def _empty_blocks(
+    kind: StorageKind, shape: tuple[int, ...], device: torch.device | str | None, make: Allocate
+) -> tuple[torch.device, Buffers]:
+    """Device and buffers of an empty storage whose copies have scales of their own."""
+    if not (kind.rowwise or kind.columnwise):
+        raise no_copy()
+    buffers: list[torch.Tensor | None] = [None] * 4
+    for place, wanted, stored in ((0, kind.rowwise, shape), (2, kind.columnwise, stored_shape(shape, kind.order))):
+        if wanted:
+            factors = scale_shape(kind.mode, shape, rowwise=place == 0)
+            buffers[place] = data = make(stored, torch.uint8, device)
+            buffers[place + 1] = make(factors, scale_dtype(kind.mode), device)
+    return data.device, tuple(buffers)
 
 
 def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str | None) -> torch.Tensor:

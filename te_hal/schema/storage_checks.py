@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from te_hal.schema.block_scales import scale_dtype, scale_shape
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
-from te_hal.schema.formats import ScalingMode
 from te_hal.schema.storage_kind import stored_shape
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ def check_buffers(storage: QuantizedStorage) -> None:
 
     Raises:
         ArgumentError, ArgumentTypeError: names the buffer.
+        UnsupportedError: a scaling mode whose scales have no layout yet.
     """
     row, row_scale_inv, column, column_scale_inv = storage.tensors()
     if row is None and column is None:
@@ -38,21 +39,20 @@ def check_buffers(storage: QuantizedStorage) -> None:
             )
         if codes is not None:
             device = codes.device if device is None and isinstance(codes, torch.Tensor) else device
-            factor = (1,) if storage.mode is ScalingMode.TENSOR else None
+            factors = scale_shape(storage.mode, storage.shape, rowwise=name == "rowwise")
             _check_buffer(f"{name}_data", codes, torch.uint8, shape, device)
-            _check_buffer(f"{name}_scale_inv", scale_inv, torch.float32, factor, device)
+            _check_buffer(f"{name}_scale_inv", scale_inv, scale_dtype(storage.mode), factors, device)
 
 
 def _check_buffer(
-    name: str, buffer: object, dtype: torch.dtype, shape: tuple[int, ...] | None, device: torch.device | None
+    name: str, buffer: object, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device | None
 ) -> None:
-    accepted = f"a {dtype} tensor" + ("" if shape is None else f" of shape {shape}") + f" on {device}"
+    accepted = f"a {dtype} tensor of shape {shape} on {device}"
     if not isinstance(buffer, torch.Tensor):
         raise ArgumentTypeError(
             f"QuantizedStorage: {name}", got=f"a {type(buffer).__name__}", accepted=accepted, todo="pass a tensor"
         )
-    wrong_shape = shape is not None and tuple(buffer.shape) != shape
-    if buffer.dtype != dtype or wrong_shape or buffer.device != device:
+    if buffer.dtype != dtype or tuple(buffer.shape) != shape or buffer.device != device:
         got = f"{buffer.dtype} of shape {tuple(buffer.shape)} on {buffer.device}"
         raise ArgumentError(f"QuantizedStorage: {name}", got=got, accepted=accepted, todo="correct the buffer")
 

@@ -78,8 +78,10 @@ def test_annotations_and_plain_strings_for_enums_do_not_matter() -> None:
         rowwise: bool = True,
         columnwise: bool = False,
         columnwise_order: str = "transposed",
+        amax_epsilon: float = 0.0,
+        power_of_2: bool = False,
     ) -> None:
-        del input, scale, amax, out, dtype, mode, rowwise, columnwise, columnwise_order
+        del input, scale, amax, out, dtype, mode, rowwise, columnwise, columnwise_order, amax_epsilon, power_of_2
 
     check_signature("test", SCHEMAS["quantize"], quantize)
 

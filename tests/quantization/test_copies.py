@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from te_hal.quantization.copies import with_copies
+from te_hal.schema.block_scales import BLOCK_MODES
 from te_hal.schema.errors import UnsupportedError
 from te_hal.schema.formats import E5M2, ColumnwiseOrder, ScalingMode
-from te_hal.schema.storage import QuantizedStorage
+from te_hal.schema.storage import QuantizedStorage, StorageKind
 
 ORDERS = list(ColumnwiseOrder)
 
@@ -24,11 +25,11 @@ class Source:
     columnwise: bool
     order: ColumnwiseOrder
 
-    def storage(self, codes: torch.Tensor, mode: ScalingMode = ScalingMode.TENSOR) -> QuantizedStorage:
+    def storage(self, codes: torch.Tensor) -> QuantizedStorage:
         scale_inv = torch.tensor([0.5])
         return QuantizedStorage(
             format=E5M2,
-            mode=mode,
+            mode=ScalingMode.TENSOR,
             shape=tuple(codes.shape),
             dtype=torch.bfloat16,
             rowwise_data=codes.clone() if self.rowwise else None,
@@ -97,9 +98,10 @@ def test_a_same_order_copy_costs_no_memory():
     assert made.columnwise_data is made.rowwise_data
 
 
-@pytest.mark.parametrize("mode", [mode for mode in ScalingMode if mode is not ScalingMode.TENSOR])
+@pytest.mark.parametrize("mode", sorted(BLOCK_MODES))
 def test_copies_with_scales_of_their_own_are_not_derived(mode):
-    before = Source(True, False, ORDERS[0]).storage(torch.zeros(3, 5, dtype=torch.uint8), mode)
+    kind = StorageKind.of(E5M2, mode, rowwise=True, columnwise=False, order=ORDERS[0])
+    before = QuantizedStorage.empty(kind, (3, 5), torch.bfloat16, "cpu")
     assert with_copies(before, rowwise=True, columnwise=False, order=ORDERS[0]) is before
     with pytest.raises(UnsupportedError, match=f"{mode.value}.*quantize again"):
         with_copies(before, rowwise=True, columnwise=True, order=ORDERS[0])

@@ -198,6 +198,11 @@ def test_operands_on_two_devices_are_refused_naming_both(schema: OpSchema, varia
 RULES = {
     "no_copy": ("quantize", None, {"rowwise": False, "columnwise": False}, "at least one of rowwise"),
     "no_scale": ("quantize", None, {"scale": None}, "per-tensor scaling needs `scale`"),
+    "a_scale_for_blocks": ("quantize", None, {"mode": "mxfp8"}, "go with per-tensor scaling"),
+    "a_floor_below_a_given_scale": ("quantize", None, {"amax_epsilon": 1e-9}, "go with modes 'block_1x128' and"),
+    "a_given_scale_to_round": ("quantize", None, {"power_of_2": True}, "go with modes 'block_1x128' and"),
+    "floor_negative": ("quantize", None, {"amax_epsilon": -1.0}, "amax_epsilon must be a number from 0"),
+    "floor_infinite": ("quantize", None, {"amax_epsilon": float("inf")}, "to fp32's largest"),
     "out_of_another_format": (
         "quantize",
         None,

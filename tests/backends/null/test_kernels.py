@@ -128,10 +128,20 @@ def test_scalars_and_empty_tensors_are_fine(shape: tuple[int, ...]) -> None:
 
 
 def test_a_scaling_mode_without_a_scale_layout_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match=r"quantize on backend null.*null: .* not 'mxfp8'"):
-        ops.quantize(tensor((32, 32), FP32), dtype=torch.float8_e4m3fn, mode="mxfp8")  # type: ignore[arg-type]
-    call = Call("quantize", torch.device("cpu"), {"input": FP32}, {"mode": ScalingMode.MXFP8})
+    with pytest.raises(UnsupportedError, match=r"quantize on backend null.*null: .* 'nvfp4', which is not built yet"):
+        ops.quantize(tensor((32, 32), FP32), dtype=torch.float8_e4m3fn, mode="nvfp4")  # type: ignore[arg-type]
+    call = Call("quantize", torch.device("cpu"), {"input": FP32}, {"mode": ScalingMode.NVFP4})
     assert te_hal.get_backend().supports(call).code is Code.MODE
+
+
+@pytest.mark.parametrize("mode", ["block_1x128", "block_128x128", "mxfp8"])
+def test_blocks_bring_scales_of_their_own(mode: str) -> None:
+    found = ops.quantize(torch.ones(3, 5, 200), dtype=torch.float8_e4m3fn, mode=mode, columnwise=True)  # type: ignore[arg-type]
+    row, column = found.rowwise_scale_inv, found.columnwise_scale_inv
+    assert row is not None
+    assert column is not None
+    assert (row.dtype, column.dtype) == ((torch.uint8,) * 2 if mode == "mxfp8" else (FP32,) * 2)
+    assert row.data_ptr() != column.data_ptr()
 
 
 def test_a_scaling_mode_given_as_a_string_leaves_no_string_behind(monkeypatch: pytest.MonkeyPatch) -> None:
