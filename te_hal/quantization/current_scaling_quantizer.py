@@ -75,7 +75,7 @@ class Float8CurrentScalingQuantizer(Quantizer):
             epsilon=self.amax_epsilon,
             power_of_2=self.force_pow_2_scales,
         )
-        return kernels.quantize(
+        storage = kernels.quantize(
             tensor,
             scale,
             out=out,
@@ -84,6 +84,8 @@ class Float8CurrentScalingQuantizer(Quantizer):
             columnwise=columnwise,
             columnwise_order=self._order_of(out),
         )
+        self.tell_observer(storage, tensor)
+        return storage
 
     def _check_device(self, tensor: torch.Tensor) -> None:
         wanted = self.device

@@ -60,7 +60,7 @@ class Float8Quantizer(Quantizer):
         kernels: CastKernels = OPS,
     ) -> QuantizedStorage:
         """Quantize without autograd; records amax in place. See :meth:`Quantizer.quantize_storage`."""
-        return kernels.quantize(
+        storage = kernels.quantize(
             tensor,
             self.scale,
             amax=self.amax,
@@ -70,6 +70,8 @@ class Float8Quantizer(Quantizer):
             columnwise=columnwise,
             columnwise_order=self._order_of(out),
         )
+        self.tell_observer(storage, tensor)
+        return storage
 
     def calibrate(self, tensor: torch.Tensor) -> None:
         """Raise the recorded amax to max|tensor|, in place."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import copy
 import functools
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -15,6 +15,9 @@ from te_hal.quantization.straight_through import quantize_straight_through
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
 from te_hal.schema.formats import FLOATS, ColumnwiseOrder, DType, ElementFormat, ScalingMode, element_format
 from te_hal.schema.storage import QuantizedStorage, StorageKind
+
+if TYPE_CHECKING:
+    from te_hal.quantization.observer import QuantizeObserver
 
 
 class CastKernels(Protocol):
@@ -50,9 +53,11 @@ class Quantizer(abc.ABC):
         columnwise_order: memory order of columnwise copies; modules set what their backend's gemm reads.
         internal: results are bare QuantizedStorage, not tensors, and carry no gradient.
         format: the element format.
+        observer: is told of everything that is quantized (te_hal.quantization.observer), or None.
     """
 
     mode = ScalingMode.TENSOR
+    observer: QuantizeObserver | None = None
 
     def __init__(self, fp8_dtype: torch.dtype | DType, *, rowwise: bool, columnwise: bool) -> None:
         self.format: ElementFormat = element_format(fp8_dtype, type(self).__name__)
@@ -92,6 +97,18 @@ class Quantizer(abc.ABC):
             ArgumentError, ArgumentTypeError: as te_hal.ops.quantize, where ``kernels`` check (a plan's do not).
             UnsupportedError: the backend in force, and every fallback the policy lists, lacks the cast.
         """
+
+    def tell_observer(self, storage: QuantizedStorage, tensor: torch.Tensor | None = None) -> None:
+        """Tell the observer, if there is one, of codes that were made now.
+
+        :meth:`quantize_storage` does so itself; whoever runs an op with :meth:`fused_arguments` calls this after it.
+
+        Args:
+            storage: the codes.
+            tensor: what was quantized; None where no plain tensor of it exists.
+        """
+        if self.observer is not None:
+            self.observer(self, tensor, storage)
 
     @abc.abstractmethod
     def calibrate(self, tensor: torch.Tensor) -> None:

@@ -1,0 +1,137 @@
+"""What is counted about one tensor: its amax, and what quantizing did to its values."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from te_hal.quantization import Quantizer
+    from te_hal.schema.formats import ElementFormat
+    from te_hal.schema.storage import QuantizedStorage
+
+#: ``x * scale`` and the scale itself are rounded to fp32; a value that only this puts beyond the format's largest one
+#: does not count as clipped.
+_ROUNDING = 1 + 2.0**-22
+_MAGNITUDE = 0x7F
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Numbers of one tensor, or of one role over the microbatches of a step. They stay on the tensor's device.
+
+    Attributes:
+        values: how many values there are.
+        amax: largest magnitude; NaN where the tensor holds one.
+        scale: factor into the format; None unquantized, and where there are several.
+        clipped: how many values the format's range cut off; None unquantized.
+        flushed: how many values became zero; None unquantized.
+        basis: "values" where the plain tensor was seen; "codes" where a fused op made the codes and only they were
+            there: ``clipped`` then counts codes of the format's largest magnitude, ``flushed`` all zero codes, and
+            without a recorded amax it is that of the codes.
+    """
+
+    values: int
+    amax: torch.Tensor
+    scale: torch.Tensor | None = None
+    clipped: torch.Tensor | None = None
+    flushed: torch.Tensor | None = None
+    basis: str = "values"
+
+    @property
+    def quantized(self) -> bool:
+        """Whether these are numbers of a quantization."""
+        return self.clipped is not None
+
+
+def of_plain(tensor: torch.Tensor) -> Statistics:
+    """Statistics of a tensor that is not quantized; it has at least one value."""
+    low, high = torch.aminmax(tensor.detach())  # one pass without a copy, and NaN comes through
+    return Statistics(tensor.numel(), torch.maximum(high, -low).float())
+
+
+def of_quantized(quantizer: Quantizer, tensor: torch.Tensor | None, storage: QuantizedStorage) -> Statistics:
+    """Statistics of a quantization of at least one value.
+
+    Args:
+        quantizer: that made the codes.
+        tensor: what was quantized; None where only the codes exist.
+        storage: the codes.
+    """
+    data, scale_inv = _codes(storage)
+    magnitudes = data & _MAGNITUDE
+    scale = _scale(quantizer, scale_inv)
+    zeros = (magnitudes == 0).sum()
+    if tensor is None:
+        largest = magnitudes.max()
+        return Statistics(
+            values=data.numel(),
+            amax=_amax_of_codes(quantizer, storage, largest, scale_inv),
+            scale=scale,
+            clipped=(magnitudes == _largest_code(storage.format)).sum(),
+            flushed=zeros,
+            basis="codes",
+        )
+    values = tensor.detach().float().abs()
+    if scale is None:
+        clipped = (magnitudes == _largest_code(storage.format)).sum()
+    else:
+        clipped = (values * scale > storage.format.max * _ROUNDING).sum()
+    return Statistics(values.numel(), values.amax(), scale, clipped, zeros - (values == 0).sum())
+
+
+def combine(parts: Sequence[Statistics]) -> Statistics:
+    """Numbers of several microbatches as one: counts add up, amax is the largest, scale the newest.
+
+    Where some were quantized and some not, the quantized ones count.
+    """
+    quantized = [part for part in parts if part.quantized]
+    chosen = quantized or list(parts)
+    clipped = [part.clipped for part in chosen if part.clipped is not None]
+    flushed = [part.flushed for part in chosen if part.flushed is not None]
+    return Statistics(
+        values=sum(part.values for part in chosen),
+        amax=functools.reduce(torch.maximum, [part.amax for part in chosen]),
+        scale=chosen[-1].scale,
+        clipped=torch.stack(clipped).sum() if clipped else None,
+        flushed=torch.stack(flushed).sum() if flushed else None,
+        basis="codes" if any(part.basis == "codes" for part in chosen) else "values",
+    )
+
+
+def _codes(storage: QuantizedStorage) -> tuple[torch.Tensor, torch.Tensor]:
+    """The codes of one copy, which hold the same values whichever it is, and the factors back."""
+    if storage.rowwise_data is not None and storage.rowwise_scale_inv is not None:
+        return storage.rowwise_data, storage.rowwise_scale_inv
+    return storage.columnwise_data, storage.columnwise_scale_inv  # type: ignore[return-value] # one copy is there
+
+
+def _scale(quantizer: Quantizer, scale_inv: torch.Tensor) -> torch.Tensor | None:
+    """The scale as the cast used it, copied, as delayed scaling changes its own in place."""
+    if scale_inv.numel() != 1:
+        return None
+    given = getattr(quantizer, "scale", None)
+    if isinstance(given, torch.Tensor):
+        return given.detach().reshape(()).clone()
+    return scale_inv.reshape(()).reciprocal()
+
+
+def _amax_of_codes(
+    quantizer: Quantizer, storage: QuantizedStorage, largest: torch.Tensor, scale_inv: torch.Tensor
+) -> torch.Tensor:
+    recorded = getattr(quantizer, "amax", None)
+    # A NaN code means a NaN value, which a recorded amax leaves out.
+    decoded = largest.view(storage.format.dtype).float()
+    if isinstance(recorded, torch.Tensor):
+        return torch.where(decoded.isnan(), decoded, recorded.detach().reshape(()))
+    return decoded * scale_inv.float().max() if scale_inv.is_floating_point() else decoded
+
+
+@functools.cache
+def _largest_code(fmt: ElementFormat) -> int:
+    return int(torch.tensor(fmt.max).to(fmt.dtype).view(torch.uint8).item())
