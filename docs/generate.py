@@ -57,6 +57,8 @@ def _op(schema: OpSchema) -> str:
     lines += ["", *(f"- {rule.sentence}" for rule in schema.rules)]
     contract = schema.contract
     bound = "exact" if contract.exact else ", ".join(f"{_short(d)} {b:g}" for d, b in contract.bound.items())
+    if contract.codes_off is not None:
+        bound += f"; codes: at most {contract.codes_off:.1%} off the composition's, by one"
     lines.append(f"- Contract: {bound} ({contract.reason}); rules {', '.join(contract.rules)}.")
     return "\n".join(lines)
 

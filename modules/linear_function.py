@@ -17,6 +17,7 @@ from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
     from te_hal.modules.linear_call import LinearCall
+    from te_hal.modules.plan import LinearPlan
     from te_hal.quantization.linear_calls import Copies
     from te_hal.quantization.quantizer import CastKernels, Quantizer
 
@@ -92,10 +93,9 @@ class LinearFunction(torch.autograd.Function):
         call: LinearCall = ctx.call
         plan, key = call.plan, call.plan.key
         saved_input, saved_weight = restore_from_saved(ctx.rebuilds, ctx.saved_tensors)
-        grad_bias = plan.bias_grad(plain_rows(grad_output), out_dtype=key.dtype) if plan.bias_grad else None
+        grad, grad_bias = _grad_operand(grad_output, call)
         grad_input = grad_weight = None
-        if key.dgrad or key.wgrad:
-            grad = _grad_operand(grad_output, call)
+        if grad is not None:
             if plan.dgrad is not None:
                 out_dtype = key.result_dtype(quantized=key.fp8_grad)
                 product: torch.Tensor = plan.dgrad(grad, saved_weight, layout="dgrad", out_dtype=out_dtype)
@@ -139,15 +139,32 @@ def _keep(operand: Operand, kept: Copies) -> Operand | None:
     return operand.keep(rowwise=kept.rowwise, columnwise=kept.columnwise)
 
 
-def _grad_operand(grad_output: torch.Tensor, call: LinearCall) -> Operand:
+def _grad_operand(grad_output: torch.Tensor, call: LinearCall) -> tuple[Operand | None, torch.Tensor | None]:
+    """What dgrad and wgrad read, None where neither runs, and the bias gradient, made from the unquantized one."""
     plan, quantizers = call.plan, call.quantizers
+    if not (plan.key.dgrad or plan.key.wgrad):
+        return None, _bias_grad(grad_output, plan)
     if quantizers is None:
-        return plain_rows(grad_output)
+        return plain_rows(grad_output), _bias_grad(grad_output, plan)
     if isinstance(quantizers.backward_state, DelayedScalingState) and call.region is not None:
         call.region.queue.add(quantizers.backward_state, forward=False)
-    if isinstance(grad_output, Float8Tensor) and grad_output.quantized_storage.format is quantizers.grad_output.format:
-        return quantized_rows(grad_output, plan.copies.grad_made, plan.order)
-    return _quantize(plain_rows(grad_output), quantizers.grad_output, plan.copies.grad_made, plan.casts.grad_output)
+    made, quantizer = plan.copies.grad_made, quantizers.grad_output
+    if isinstance(grad_output, Float8Tensor) and grad_output.quantized_storage.format is quantizer.format:
+        return quantized_rows(grad_output, made, plan.order), _bias_grad(grad_output, plan)
+    rows = plain_rows(grad_output)
+    if plan.bias_grad_quantize is None:
+        return _quantize(rows, quantizer, made, plan.casts.grad_output), None
+    arguments = quantizer.fused_arguments(rowwise=made.rowwise, columnwise=made.columnwise)
+    storage, grad_bias = plan.bias_grad_quantize(rows, **arguments)
+    quantizer.tell_observer(storage, rows)
+    return storage, grad_bias
+
+
+def _bias_grad(grad_output: torch.Tensor, plan: LinearPlan) -> torch.Tensor | None:
+    if plan.bias_grad is None:
+        return None
+    gradient: torch.Tensor = plan.bias_grad(plain_rows(grad_output), out_dtype=plan.key.dtype)
+    return gradient
 
 
 def _wgrad(grad: Operand, kept: Operand | None, call: LinearCall) -> torch.Tensor | None:

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import te_hal.ops
 from te_hal.dispatch import backend_for, current_memo, resolve
-from te_hal.quantization.linear_calls import ROWWISE, LinearCopies, cast_calls, gemm_call, linear_copies, operand_kind
+from te_hal.quantization.linear_calls import (
+    ROWWISE,
+    LinearCopies,
+    cast_call,
+    fused_call,
+    gemm_call,
+    linear_copies,
+    operand_kind,
+)
 from te_hal.quantization.quantizer import OPS
 from te_hal.schema.support import Call
 
@@ -36,9 +44,8 @@ Kernel = Callable[..., Any]
 class Casts(NamedTuple):
     """The kernels that a quantizer calls, under the names of te_hal.ops: bound, or the ops where it calls none."""
 
-    quantize: Kernel
-    amax: Kernel = te_hal.ops.amax
-    compute_scale: Kernel = te_hal.ops.compute_scale
+    quantize: Kernel = te_hal.ops.quantize
+    quantize_current: Kernel = te_hal.ops.quantize_current
 
 
 class PlanCasts(NamedTuple):
@@ -65,6 +72,7 @@ class LinearPlan:
         fprop, dgrad, wgrad: gemm kernels; None where no gradient is asked for.
         wgrad_into: by ``accumulate``, instead of wgrad where main_grad takes the result.
         bias_grad: kernel; None where the bias needs no gradient.
+        bias_grad_quantize: kernel that also casts grad_output; None unless both are wanted.
     """
 
     key: PlanKey
@@ -77,6 +85,7 @@ class LinearPlan:
     wgrad: Kernel | None
     wgrad_into: dict[bool, Kernel]
     bias_grad: Kernel | None
+    bias_grad_quantize: Kernel | None
 
 
 def make_plan(key: PlanKey) -> LinearPlan:
@@ -112,6 +121,7 @@ def make_plan(key: PlanKey) -> LinearPlan:
         wgrad=gemms.wgrad() if key.wgrad and not fuses else None,
         wgrad_into=gemms.wgrad_into() if key.wgrad and fuses else {},
         bias_grad=_bias_grad(key) if key.bias_grad else None,
+        bias_grad_quantize=_bias_grad_quantize(key, copies, order),
     )
 
 
@@ -159,6 +169,14 @@ def _bias_grad(key: PlanKey) -> Kernel:
     return resolve(Call("bias_grad", key.device, {"grad_output": key.dtype}, {"out_dtype": key.dtype})).kernel
 
 
+def _bias_grad_quantize(key: PlanKey, copies: LinearCopies, order: ColumnwiseOrder) -> Kernel | None:
+    if key.formats is None or not key.bias_grad or not (key.dgrad or key.wgrad):
+        return None
+    made = operand_kind(key.formats.grad_output, key.formats.mode, copies.grad_made, order)
+    call = fused_call("bias_grad_quantize", key.device, {"grad_output": key.dtype}, made, delayed=key.delayed)
+    return resolve(call).kernel
+
+
 def _casts(key: PlanKey, copies: LinearCopies, order: ColumnwiseOrder) -> PlanCasts:
     """The casts that will run."""
     formats = key.formats
@@ -168,15 +186,18 @@ def _casts(key: PlanKey, copies: LinearCopies, order: ColumnwiseOrder) -> PlanCa
     def bind(wanted: bool, fmt: ElementFormat, dtype: torch.dtype, made: Copies) -> CastKernels:
         if not wanted:
             return OPS  # type: ignore[no-any-return] # a module as a protocol
-        calls = cast_calls(key.device, dtype, operand_kind(fmt, formats.mode, made, order), delayed=key.delayed)
-        return Casts(**{call.op: resolve(call).kernel for call in calls})
+        call = cast_call(key.device, dtype, operand_kind(fmt, formats.mode, made, order), delayed=key.delayed)
+        return Casts(**{call.op: resolve(call).kernel})
 
     result = key.result_dtype(quantized=True)
     return PlanCasts(
         input=bind(not key.input_is_quantized, formats.input, key.dtype, copies.input_made),
         weight=bind(True, formats.weight, key.dtype, copies.weight_made),
         output=bind(key.fp8_output, formats.weight, result, ROWWISE),
-        grad_output=bind(key.dgrad or key.wgrad, formats.grad_output, key.dtype, copies.grad_made),
+        # A bias gradient comes from the same op as the cast.
+        grad_output=bind(
+            (key.dgrad or key.wgrad) and not key.bias_grad, formats.grad_output, key.dtype, copies.grad_made
+        ),
         grad_input=bind(key.fp8_grad, formats.grad_output, result, ROWWISE),
         input_again=bind(key.keeps_original_input, formats.input, key.dtype, copies.input_remade),
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from te_hal.schema.catalog import SCHEMAS
-from te_hal.schema.formats import element_format
+from te_hal.schema.formats import ScalingMode, element_format
 from te_hal.schema.op import REQUIRED, OpSchema, Output
 from te_hal.schema.shapes import dtype_source, shape_source
 from te_hal.schema.storage import QuantizedStorage, StorageKind
@@ -16,7 +16,7 @@ from te_hal.schema.storage import QuantizedStorage, StorageKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from te_hal.schema.formats import ColumnwiseOrder, ScalingMode
+    from te_hal.schema.formats import ColumnwiseOrder
 
 
 def _kernel(schema: OpSchema) -> Callable[..., Any]:
@@ -26,6 +26,7 @@ def _kernel(schema: OpSchema) -> Callable[..., Any]:
         "empty": torch.empty,
         "empty_storage": QuantizedStorage.empty,
         "kind_of": _kind,
+        "TENSOR": ScalingMode.TENSOR,
     }
     exec(compile(kernel_source(schema), f"<null kernel {schema.name}>", "exec"), namespace)  # noqa: S102 - own text
     kernel: Callable[..., Any] = namespace[schema.name]
@@ -58,17 +59,20 @@ def kernel_source(schema: OpSchema) -> str:
 
 def _results(schema: OpSchema, variant: object) -> str:
     """The Python text of what the kernel returns."""
-    made = [_empty(schema, output, variant) for output in schema.outputs]
+    made = [_empty(schema, output, variant, index) for index, output in enumerate(schema.outputs)]
     return made[0] if len(made) == 1 else f"({', '.join(made)})"
 
 
-def _empty(schema: OpSchema, output: Output, variant: object) -> str:
+def _empty(schema: OpSchema, output: Output, variant: object, index: int) -> str:
     shape, device = shape_source(schema, output.shape, variant), f"{schema.operands[0].name}.device"
-    if schema.returns_storage:
-        kind = "kind_of(dtype, mode, rowwise, columnwise, columnwise_order)"
-        return f"empty_storage({kind}, {shape}, input.dtype, {device})"
+    if schema.returns_storage and index == 0:
+        mode = "mode" if any(flag.name == "mode" for flag in schema.flags) else "TENSOR"
+        kind = f"kind_of(dtype, {mode}, rowwise, columnwise, columnwise_order)"
+        nominal = "input" if any(operand.name == "input" for operand in schema.operands) else schema.operands[0].name
+        return f"empty_storage({kind}, {shape}, {nominal}.dtype, {device})"
     dtype = dtype_source(schema, output.dtype) if isinstance(output.dtype, str) else repr(output.dtype)
-    return f"empty({shape}, dtype={dtype}, device={device})"
+    made = f"empty({shape}, dtype={dtype}, device={device})"
+    return made if output.when is None else f"({made} if {output.when} else None)"
 
 
 @functools.cache

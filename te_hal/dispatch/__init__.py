@@ -13,7 +13,7 @@ from te_hal.dispatch.fallback import FallbackWarning, fallback_report
 from te_hal.dispatch.inventory import BackendInfo, list_backends
 from te_hal.dispatch.policy import Policy
 from te_hal.dispatch.registry import register_backend, register_composition
-from te_hal.dispatch.resolution import Resolved, ask_backend, ask_declared, entry, resolve, support_for
+from te_hal.dispatch.resolution import Resolved, ask_backend, ask_declared, entry, parts_of, resolve, support_for
 from te_hal.dispatch.selection import (
     current_memo,
     get_policy,
@@ -44,6 +44,7 @@ __all__ = [
     "get_backend",
     "get_policy",
     "list_backends",
+    "parts_of",
     "register_backend",
     "register_composition",
     "reset",

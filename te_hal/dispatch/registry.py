@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from te_hal.dispatch import discovery
+from te_hal.dispatch.composition import Composition
 from te_hal.dispatch.signature import check_signature
 from te_hal.schema.backend import ANY_DEVICE, Backend
 from te_hal.schema.catalog import SCHEMAS
 from te_hal.schema.errors import RegistrationError, StateError
 from te_hal.schema.formats import ColumnwiseOrder
 from te_hal.schema.support import Code, Support
+
+if TYPE_CHECKING:
+    from te_hal.schema.support import Call
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class _Registry:
         self.lock = threading.RLock()
         self.tables: Tables | None = None
         self.loading = False
-        self.compositions: dict[str, Callable[..., Any]] = {}
+        self.compositions: dict[str, Composition] = {}
         self.on_change: list[Callable[[], None]] = []
 
     def renew_lock(self) -> None:
@@ -118,12 +123,17 @@ def forget_registered() -> None:
             REGISTRY.publish(Tables(found, known.failures))
 
 
-def register_composition(op: str, function: Callable[..., Any]) -> None:
+def register_composition(
+    op: str, function: Callable[..., Any], parts: Callable[[Call], Mapping[str, Call]] | None = None
+) -> None:
     """Say how an optional op is made of others; used where a backend has no kernel for it, or says no.
 
     Args:
         op: name of an optional op.
-        function: has the signature of the op's schema and calls functions of te_hal.ops.
+        function: has the signature of the op's schema; with ``parts``, behind a first parameter that has the kernels
+            of the parts as attributes.
+        parts: the calls that a described call is made of, by the name under which ``function`` finds the kernel. They
+            are resolved with the call itself, so a composition keeps the selection that it was bound under.
 
     Raises:
         RegistrationError: unknown op, one that every backend must have, one composed already, or a signature
@@ -134,8 +144,12 @@ def register_composition(op: str, function: Callable[..., Any]) -> None:
         raise RegistrationError(
             f"composition of {op}", got=repr(op), accepted=", ".join(optional), todo="name an optional op"
         )
-    check_signature("composition", SCHEMAS[op], function)
-    if REGISTRY.compositions.setdefault(op, function) is not function:
+    if parts is None:
+        check_signature("composition", SCHEMAS[op], function)
+    else:
+        check_signature("composition", SCHEMAS[op], functools.partial(function, None), takes_rest=True)
+    known = REGISTRY.compositions.setdefault(op, Composition(function, parts))
+    if known.function is not function:
         raise RegistrationError(
             f"composition of {op}",
             got="a second composition",

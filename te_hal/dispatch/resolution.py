@@ -66,10 +66,21 @@ def support_for(call: Call) -> Support:
     policies.check_names(chosen.policy, chosen.policy_by)
     first = choice.choose(chosen, call.device, call.op)
     answer = ask_declared(first, call)
-    if answer or call.op in registry.REGISTRY.compositions:
+    if answer:
         return SUPPORTED
+    parts = parts_of(call)
+    if parts is not None:
+        return next((no for no in map(support_for, parts) if not no), SUPPORTED)
     others = (name for name in chosen.policy.fallback if name != first.name)
     return SUPPORTED if any(_ask_substitute(name, call)[0] is not None for name in others) else answer
+
+
+def parts_of(call: Call) -> tuple[Call, ...] | None:
+    """The calls that a call of an optional op is composed of, none for plain torch; None: the op has no composition."""
+    composition = registry.REGISTRY.compositions.get(call.op)
+    if composition is None:
+        return None
+    return () if composition.parts is None else tuple(composition.parts(call).values())
 
 
 def _on_miss(schema: OpSchema, key: tuple[object, ...] | None, arguments: dict[str, Any]) -> Callable[..., Any]:
@@ -93,7 +104,7 @@ def _resolve(call: Call, chosen: Selection) -> Resolved:
     refused = [(first.name, answer)]
     composition = registry.REGISTRY.compositions.get(call.op)
     if composition is not None:
-        return Resolved(first, composition)
+        return Resolved(first, composition.bind(call, lambda part: _resolve(part, chosen).kernel))
     for name in chosen.policy.fallback:
         if name == first.name:
             continue

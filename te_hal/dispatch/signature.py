@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from te_hal.schema.op import OpSchema
 
 
-def check_signature(owner: str, schema: OpSchema, function: Callable[..., object]) -> None:
+def check_signature(owner: str, schema: OpSchema, function: Callable[..., object], *, takes_rest: bool = False) -> None:
     """Refuse a function that cannot stand for the op.
 
     Positional parameters must have the schema's names in the schema's order; keyword-only ones its names in any
@@ -26,6 +26,7 @@ def check_signature(owner: str, schema: OpSchema, function: Callable[..., object
         owner: who brings the function, for the message.
         schema: the op.
         function: what is to be registered.
+        takes_rest: a ``**`` parameter may stand for the keyword-only ones that are not named.
 
     Raises:
         RegistrationError: names owner, op and parameter.
@@ -33,6 +34,9 @@ def check_signature(owner: str, schema: OpSchema, function: Callable[..., object
     where = f"{owner}: {schema.name}"
     given = _parameters(where, schema, function)
     expected = {name: (keyword_only, default) for name, keyword_only, default in schema.signature}
+    if takes_rest and any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in given.values()):
+        given = {name: parameter for name, parameter in given.items() if parameter.kind is not parameter.VAR_KEYWORD}
+        expected = {name: one for name, one in expected.items() if name in given or not one[0]}
     for name in given:
         if name not in expected:
             raise _refusal(where, schema, f"a parameter {name!r} that the op does not have")

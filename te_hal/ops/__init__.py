@@ -6,27 +6,37 @@ call may look like, what it writes in place and how exact its result is stands i
 decided in ``te_hal.dispatch``, before anything is launched.
 """
 
+import te_hal.ops.fused_compositions  # noqa: F401 - registers them
 from te_hal.ops.activation import activation_bwd, activation_fwd
 from te_hal.ops.amax import amax, compute_scale, update_delayed_scale
 from te_hal.ops.bias_grad import bias_grad
 from te_hal.ops.cast import dequantize, quantize
+from te_hal.ops.fused_activation import activation_bwd_quantize, activation_quantize
+from te_hal.ops.fused_cast import bias_grad_quantize, quantize_current
+from te_hal.ops.fused_norm import layernorm_quantize, rmsnorm_quantize
 from te_hal.ops.gemm import gemm
 from te_hal.ops.norm import layernorm_bwd, layernorm_fwd, rmsnorm_bwd, rmsnorm_fwd
 from te_hal.ops.softmax import softmax_bwd, softmax_fwd
 
 __all__ = [
     "activation_bwd",
+    "activation_bwd_quantize",
     "activation_fwd",
+    "activation_quantize",
     "amax",
     "bias_grad",
+    "bias_grad_quantize",
     "compute_scale",
     "dequantize",
     "gemm",
     "layernorm_bwd",
     "layernorm_fwd",
+    "layernorm_quantize",
     "quantize",
+    "quantize_current",
     "rmsnorm_bwd",
     "rmsnorm_fwd",
+    "rmsnorm_quantize",
     "softmax_bwd",
     "softmax_fwd",
     "update_delayed_scale",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -69,23 +69,29 @@ class Float8CurrentScalingQuantizer(Quantizer):
     ) -> QuantizedStorage:
         """Quantize without autograd. See :meth:`Quantizer.quantize_storage`."""
         self._check_device(tensor)
-        scale = kernels.compute_scale(
-            kernels.amax(tensor),
-            fp8_max=self.format.max,
-            epsilon=self.amax_epsilon,
-            power_of_2=self.force_pow_2_scales,
-        )
-        storage = kernels.quantize(
+        storage = kernels.quantize_current(
             tensor,
-            scale,
             out=out,
             dtype=self.format.dtype,
             rowwise=rowwise,
             columnwise=columnwise,
             columnwise_order=self._order_of(out),
+            amax_epsilon=self.amax_epsilon,
+            power_of_2=self.force_pow_2_scales,
         )
         self.tell_observer(storage, tensor)
         return storage
+
+    def fused_arguments(self, *, rowwise: bool, columnwise: bool) -> dict[str, Any]:
+        """What shapes the scale. See :meth:`Quantizer.fused_arguments`."""
+        return {
+            "dtype": self.format.dtype,
+            "rowwise": rowwise,
+            "columnwise": columnwise,
+            "columnwise_order": self.columnwise_order,
+            "amax_epsilon": self.amax_epsilon,
+            "power_of_2": self.force_pow_2_scales,
+        }
 
     def _check_device(self, tensor: torch.Tensor) -> None:
         wanted = self.device

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -72,6 +72,17 @@ class Float8Quantizer(Quantizer):
         )
         self.tell_observer(storage, tensor)
         return storage
+
+    def fused_arguments(self, *, rowwise: bool, columnwise: bool) -> dict[str, Any]:
+        """The scale, and the amax that records. See :meth:`Quantizer.fused_arguments`."""
+        return {
+            "scale": self.scale,
+            "amax": self.amax,
+            "dtype": self.format.dtype,
+            "rowwise": rowwise,
+            "columnwise": columnwise,
+            "columnwise_order": self.columnwise_order,
+        }
 
     def calibrate(self, tensor: torch.Tensor) -> None:
         """Raise the recorded amax to max|tensor|, in place."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from te_hal.schema.formats import ScalingMode
 from te_hal.schema.storage import StorageKind
 from te_hal.schema.support import Call
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from te_hal.dispatch import GemmCopies
-    from te_hal.schema.formats import ColumnwiseOrder, ElementFormat, ScalingMode
+    from te_hal.schema.formats import ColumnwiseOrder, ElementFormat
     from te_hal.schema.support import Kind
 
 
@@ -96,8 +97,18 @@ def operand_kind(fmt: ElementFormat, mode: ScalingMode, copies: Copies, order: C
     return StorageKind.of(fmt, mode, rowwise=copies.rowwise, columnwise=copies.columnwise, order=order)
 
 
-def cast_calls(device: torch.device, dtype: torch.dtype, made: StorageKind, *, delayed: bool) -> list[Call]:
-    """The calls that quantize one operand.
+def cast_flags(made: StorageKind) -> dict[str, object]:
+    """The keyed flags of an op that casts, for what it makes; without the mode, which quantize_current lacks."""
+    return {
+        "dtype": made.format.dtype,
+        "rowwise": made.rowwise,
+        "columnwise": made.columnwise,
+        "columnwise_order": made.order,
+    }
+
+
+def cast_call(device: torch.device, dtype: torch.dtype, made: StorageKind, *, delayed: bool) -> Call:
+    """The call that quantizes one operand.
 
     Args:
         device: of the operand.
@@ -106,22 +117,27 @@ def cast_calls(device: torch.device, dtype: torch.dtype, made: StorageKind, *, d
         delayed: the scale is given and amax is recorded on the way; else the operand's own amax gives the scale.
 
     Returns:
-        quantize; and where not delayed amax and compute_scale, which run before it.
+        Of quantize, or quantize_current.
     """
-    fp32 = torch.float32
-    kinds: dict[str, Kind] = {"input": dtype, "scale": fp32, "amax": fp32 if delayed else None, "out": None}
-    flags = {
-        "dtype": made.format.dtype,
-        "mode": made.mode,
-        "rowwise": made.rowwise,
-        "columnwise": made.columnwise,
-        "columnwise_order": made.order,
-    }
-    quantize = Call("quantize", device, kinds, flags)
-    if delayed:
-        return [quantize]
-    amax = Call("amax", device, {"input": dtype, "out": None}, {})
-    return [quantize, amax, Call("compute_scale", device, {"amax": fp32}, {})]
+    if not delayed and made.mode is ScalingMode.TENSOR:
+        return Call("quantize_current", device, {"input": dtype, "out": None}, cast_flags(made))
+    scale = torch.float32 if delayed else None
+    kinds: dict[str, Kind] = {"input": dtype, "scale": scale, "amax": scale, "out": None}
+    return Call("quantize", device, kinds, {**cast_flags(made), "mode": made.mode})
+
+
+def fused_call(op: str, device: torch.device, kinds: dict[str, Kind], made: StorageKind, *, delayed: bool) -> Call:
+    """The call of a fused op that casts its result.
+
+    Args:
+        op: e.g. ``"layernorm_quantize"``.
+        device: of the operands.
+        kinds: of the op's own operands; scale and amax come on top.
+        made: what the result becomes.
+        delayed: as in :func:`cast_call`.
+    """
+    scale = torch.float32 if delayed else None
+    return Call(op, device, {**kinds, "scale": scale, "amax": scale}, {**cast_flags(made), "mode": made.mode})
 
 
 def gemm_call(

@@ -27,12 +27,8 @@ class CastKernels(Protocol):
         """See te_hal.ops.quantize."""
         ...
 
-    def amax(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
-        """See te_hal.ops.amax."""
-        ...
-
-    def compute_scale(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
-        """See te_hal.ops.compute_scale."""
+    def quantize_current(self, *args: Any, **kwargs: Any) -> QuantizedStorage:  # noqa: ANN401
+        """See te_hal.ops.quantize_current."""
         ...
 
 
@@ -109,6 +105,18 @@ class Quantizer(abc.ABC):
         """
         if self.observer is not None:
             self.observer(self, tensor, storage)
+
+    @abc.abstractmethod
+    def fused_arguments(self, *, rowwise: bool, columnwise: bool) -> dict[str, Any]:
+        """What an op that computes and casts takes for the cast by this quantizer: te_hal.ops.layernorm_quantize, ...
+
+        Args:
+            rowwise: make the rowwise copy.
+            columnwise: make the columnwise copy.
+
+        Returns:
+            ``scale`` and ``amax``, or what shapes the result's own scale; and format, mode and copies.
+        """
 
     @abc.abstractmethod
     def calibrate(self, tensor: torch.Tensor) -> None:

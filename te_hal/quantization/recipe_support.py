@@ -14,9 +14,10 @@ from te_hal.dispatch import (
     backend_for,
     current_memo,
     forced_backend,
+    parts_of,
     support_for,
 )
-from te_hal.quantization.linear_calls import cast_calls, gemm_call, linear_copies, operand_kind
+from te_hal.quantization.linear_calls import cast_call, gemm_call, linear_copies, operand_kind
 from te_hal.recipe import DelayedScaling
 from te_hal.schema.errors import UnsupportedError
 from te_hal.schema.support import SUPPORTED, Call, Support
@@ -43,8 +44,17 @@ def recipe_support(recipe: Recipe, backend: Backend, device: torch.device, *, de
     Returns:
         Yes where some activation dtype works; else the answer for bf16.
     """
-    ask = partial(ask_declared if declared else ask_backend, backend)
+    ask = partial(_ask_whole, partial(ask_declared if declared else ask_backend, backend))
     return _first_no(recipe, backend, device, ask, backward=True)
+
+
+def _ask_whole(ask: Callable[[Call], Support], call: Call) -> Support:
+    """The answer for a call, or for the calls that it is composed of where its op is optional."""
+    answer = ask(call)
+    parts = None if answer else parts_of(call)
+    if parts is None:
+        return answer
+    return next((no for no in (_ask_whole(ask, part) for part in parts) if not no), SUPPORTED)
 
 
 def check_forced_backend(recipe: Recipe) -> None:
@@ -144,7 +154,7 @@ def _recipe_calls(
         for name, wanted in copies._asdict().items()
     }
     for operand in ("input_made", "weight_made", *["grad_made"] * backward):
-        yield from cast_calls(device, dtype, made[operand], delayed=recipe.delayed())
+        yield cast_call(device, dtype, made[operand], delayed=recipe.delayed())
     yield gemm_call("fprop", device, made["input_made"], made["weight_made"], dtype)
     if backward:
         yield gemm_call("dgrad", device, made["grad_made"], made["weight_kept"], dtype)

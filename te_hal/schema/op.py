@@ -32,6 +32,7 @@ class Family(str, enum.Enum):
     NORM = "norm"
     SOFTMAX = "softmax"
     ACTIVATION = "activation"
+    FUSED = "fused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +97,14 @@ class Output:
 
     Attributes:
         dtype: a torch dtype, or the names that decide it, operands or flags: ``"a|b"`` is the first that is not None.
+        when: the bool flag that asks for this result, which is None otherwise; None: it is always there.
     """
 
     name: str
     shape: ShapeRule
     dtype: torch.dtype | str
     doc: str
+    when: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +125,16 @@ class Contract:
             results of random operands of everyday size.
         reason: where the bound comes from.
         rules: the numbered rules of docs/numerics.md that define the result.
+        codes_off: of an op that casts what it has computed within a bound: the largest share of codes that may be one
+            off the reference's (whose amax and scale_inv may then differ by two units in the last place). Given the
+            same fp32 result, the codes are equal.
     """
 
     rules: tuple[str, ...]
     reason: str
     exact: bool = False
     bound: Mapping[torch.dtype, float] = field(default_factory=dict)
+    codes_off: float | None = None
 
 
 def one_rounding(float32: float) -> dict[torch.dtype, float]:
@@ -150,6 +157,7 @@ class OpSchema:
         variant: the flag that chooses among shape rules, if any.
         rules: conditions beyond dtypes and shapes; ``keyed_rules`` depend on kinds and keyed flags alone.
         optional: backends need not have it: te_hal.ops holds a composition.
+        returns_storage: the first result is a QuantizedStorage.
     """
 
     name: str

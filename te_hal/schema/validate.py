@@ -32,7 +32,7 @@ def describe_call(schema: OpSchema, arguments: Mapping[str, Any]) -> Call:
 
     Raises:
         ArgumentTypeError: an operand is neither a tensor nor a QuantizedStorage where one is accepted.
-        ArgumentError: wrong dtype, format, layout or flag value; operands on different devices.
+        ArgumentError: wrong dtype, format, layout or flag value; operands on different devices; a broken rule.
     """
     kinds = {o.name: _kind(schema, o, arguments[o.name]) for o in schema.operands}
     device = _one_device(schema, arguments)
@@ -41,6 +41,12 @@ def describe_call(schema: OpSchema, arguments: Mapping[str, Any]) -> Call:
         if flag.keyed:
             _check_flag(schema, flag, arguments[flag.name])
             flags[flag.name] = arguments[flag.name]
+    # Every call asks its rules after the kernel is known; those about what was checked here go before the question who
+    # could run a wrong call.
+    known = kinds.keys() | flags.keys()
+    for rule in schema.rules:
+        if _names_in(rule.condition) <= known and not eval(rule.condition, {}, dict(arguments)):  # noqa: S307 - the schema's own text
+            raise rule_error(schema, rule, arguments)
     return Call(schema.name, device, kinds, flags)
 
 

@@ -54,7 +54,7 @@ def test_an_optional_op_is_composed_where_the_backend_lacks_it():
     register_backend(stub("toy"))
     with te_hal.use_backend("toy"):
         assert support_for(call)
-        assert resolve(call).kernel is registry.REGISTRY.compositions["bias_grad"]
+        assert resolve(call).kernel is registry.REGISTRY.compositions["bias_grad"].function
 
 
 def test_without_a_backend_for_the_device_it_raises_as_resolve_does():

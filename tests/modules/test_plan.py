@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import Counter
 
 import pytest
 import torch
@@ -88,7 +89,8 @@ def test_the_cast_that_a_backward_repeats_is_asked_for_with_the_copy_it_makes_th
     casts = [call.flags for call in counting.questions[asked:] if call.op == "quantize"]
     found = [(flags["dtype"], flags["rowwise"], flags["columnwise"]) for flags in casts]
     e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
-    assert found == [(e4m3, True, False), (e4m3, True, False), (e5m2, False, True), (e4m3, False, True)]
+    expected = [(e4m3, True, False), (e4m3, True, False), (e5m2, False, True), (e4m3, False, True)]
+    assert Counter(found) == Counter(expected)
 
 
 def no_wgrad(call: Call) -> Support:

@@ -240,7 +240,33 @@ RULES = {
     "rmsnorm_epsilon": ("rmsnorm_fwd", None, {"epsilon": float("nan")}, "epsilon must be a number from 0"),
     "limit_of_swiglu": ("activation_fwd", "swiglu", {"limit": 7.0}, "belong to clamped_swiglu"),
     "alpha_of_gelu": ("activation_bwd", "gelu", {"alpha": 1.0}, "belong to clamped_swiglu"),
+    "current_no_copy": ("quantize_current", None, {"rowwise": False}, "at least one of rowwise"),
+    "current_amax_epsilon": ("quantize_current", None, {"amax_epsilon": -1.0}, "amax_epsilon must be"),
+    "current_out": (
+        "quantize_current",
+        None,
+        {"out": storage((2, 3), torch.float8_e5m2)},
+        "`out` must have per-tensor",
+    ),
+    "fused_norm_epsilon": ("layernorm_quantize", None, {"epsilon": -1.0}, "epsilon must be a number from 0"),
+    "fused_rms_epsilon": ("rmsnorm_quantize", None, {"epsilon": -1.0}, "epsilon must be a number from 0"),
+    "fused_limit": ("activation_quantize", "gelu", {"limit": 7.0}, "belong to clamped_swiglu"),
+    "fused_alpha": ("activation_bwd_quantize", "gelu", {"alpha": 7.0}, "belong to clamped_swiglu"),
 }
+for _op, _variant in {
+    "layernorm_quantize": None,
+    "rmsnorm_quantize": None,
+    "activation_quantize": "gelu",
+    "activation_bwd_quantize": "gelu",
+    "bias_grad_quantize": None,
+}.items():
+    RULES |= {
+        f"{_op}_no_copy": (_op, _variant, {"rowwise": False}, "at least one of rowwise"),
+        f"{_op}_amax_epsilon": (_op, _variant, {"amax_epsilon": float("inf")}, "amax_epsilon must be"),
+        f"{_op}_scale_of_blocks": (_op, _variant, {"scale": torch.ones(1), "mode": "block_1x128"}, "`scale` goes with"),
+        f"{_op}_amax_alone": (_op, _variant, {"amax": torch.ones(1)}, "`amax` records where"),
+        f"{_op}_two_scales": (_op, _variant, {"scale": torch.ones(1), "power_of_2": True}, "shape the result's own"),
+    }
 
 
 @pytest.mark.parametrize("case", RULES)
