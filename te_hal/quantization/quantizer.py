@@ -198,7 +198,7 @@ class Quantizer(abc.ABC):
 
         Raises:
             ArgumentTypeError: ``src`` is not plain, or ``dst`` not quantized.
-            ArgumentError: another dtype, shape or element format.
+            ArgumentError: another dtype, shape or element format; a ``noop_flag`` of several elements.
         """
         self._check_plain(src, "src")
         if not hasattr(dst, "quantized_storage"):
@@ -208,7 +208,7 @@ class Quantizer(abc.ABC):
                 accepted="a Float8Tensor",
                 todo="make one with make_empty(shape) or by quantizing",
             )
-        if noop_flag is not None and float(noop_flag) == 1.0:
+        if noop_flag is not None and self._is_set(noop_flag):
             return dst
         storage = dst.quantized_storage
         self.quantize_storage(
@@ -217,6 +217,17 @@ class Quantizer(abc.ABC):
         if not dst.is_inference():
             torch.autograd.graph.increment_version(dst)  # as any write in place: autograd and weight caches look at it
         return dst
+
+    def _is_set(self, noop_flag: torch.Tensor) -> bool:
+        if not isinstance(noop_flag, torch.Tensor) or noop_flag.numel() != 1:
+            is_tensor = isinstance(noop_flag, torch.Tensor)
+            raise ArgumentError(
+                f"{type(self).__name__}.update_quantized: noop_flag",
+                got=f"shape {tuple(noop_flag.shape)}" if is_tensor else repr(noop_flag),
+                accepted="a tensor of one element, or None",
+                todo="pass torch.zeros(1) or torch.ones(1)",
+            )
+        return float(noop_flag) == 1.0
 
     def make_empty(
         self,
@@ -254,7 +265,19 @@ class Quantizer(abc.ABC):
         return Float8Tensor(storage, quantizer=self, requires_grad=requires_grad)
 
     def set_usage(self, *, rowwise: bool | None = None, columnwise: bool | None = None) -> None:
-        """Choose which copies :meth:`quantize` makes; None leaves a choice as it is."""
+        """Choose which copies :meth:`quantize` makes; None leaves a choice as it is.
+
+        Raises:
+            ArgumentError: neither a bool nor None.
+        """
+        for name, usage in (("rowwise", rowwise), ("columnwise", columnwise)):
+            if usage is not None and not isinstance(usage, bool):
+                raise ArgumentError(
+                    f"{type(self).__name__}.set_usage: {name}",
+                    got=repr(usage),
+                    accepted="True, False, None",
+                    todo="pass a bool, or None to leave it as it is",
+                )
         if rowwise is not None:
             self.rowwise_usage = rowwise
         if columnwise is not None:

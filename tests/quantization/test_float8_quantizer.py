@@ -97,6 +97,22 @@ def test_usages_decide_which_copies_are_made(usage):
             assert q._transpose_invalid is not columnwise
 
 
+@pytest.mark.parametrize("usage", ["x", 1, 0.0])
+def test_a_usage_that_is_no_bool_is_refused_and_changes_nothing(usage):
+    quantizer = make()
+    with pytest.raises(ArgumentError, match="set_usage: columnwise"):
+        quantizer.set_usage(rowwise=False, columnwise=usage)
+    assert quantizer.rowwise_usage
+
+
+@pytest.mark.parametrize("flag", [torch.zeros(2), 1.0, "yes"], ids=repr)
+def test_a_noop_flag_of_another_shape_or_type_is_refused(flag):
+    quantizer = make()
+    q = quantizer(torch.ones(3))
+    with pytest.raises(ArgumentError, match="noop_flag"):
+        quantizer.update_quantized(torch.ones(3), q, noop_flag=flag)
+
+
 def test_set_usage_changes_only_what_it_is_told():
     quantizer = make()
     quantizer.set_usage(columnwise=False)
