@@ -9,7 +9,8 @@ kernel's docstring gives the rule it follows and what is peculiar to it.
     amax           amax, compute_scale
     delayed_scale  update_delayed_scale
     cast           quantize, dequantize
-    decode         codes to values
+    encode, decode values to codes and back
+    block_cast     quantize, dequantize with a scale per block; block_scale, blocks: how scales are found and applied
     gemm, norm, softmax
     capability     what can be done
 """
@@ -17,7 +18,7 @@ kernel's docstring gives the rule it follows and what is peculiar to it.
 from __future__ import annotations
 
 from te_hal.backends.cpu_reference import amax, capability, cast, delayed_scale, gemm, norm, softmax
-from te_hal.schema.backend import ANY_DEVICE, Backend
+from te_hal.schema.backend import ANY_DEVICE, Backend, reads_blocks_along_the_sum
 
 _KERNELS = (
     cast.quantize,
@@ -43,5 +44,6 @@ def create_backend() -> Backend:
         serves=frozenset({ANY_DEVICE}),
         default_for=frozenset({"cpu"}),
         supports=capability.supports,
+        gemm_copies=reads_blocks_along_the_sum,
         description="plain torch, exact casts, any device",
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from te_hal.schema.block_scales import BLOCK_MODES
 from te_hal.schema.formats import ScalingMode
+from te_hal.schema.gemm import pairing
 from te_hal.schema.storage import StorageKind
 from te_hal.schema.support import SUPPORTED, Code, Support
 
@@ -13,15 +15,15 @@ if TYPE_CHECKING:
 
     from te_hal.schema.support import Call
 
-_BUILT = frozenset({ScalingMode.TENSOR})
+_BUILT = BLOCK_MODES | {ScalingMode.TENSOR}
 
 
 def supports(call: Call) -> Support:
-    """Yes to every dtype, format, layout and flag of the schemas, on any device, for per-tensor scaling."""
+    """Yes to every dtype, format, layout and flag of the schemas, on any device, in every scaling mode but NVFP4."""
     for mode in _modes(call):
         if mode not in _BUILT:
-            return Support.no(Code.MODE, f"scaling mode '{mode.value}' is not built yet; per-tensor scaling is")
-    return SUPPORTED
+            return Support.no(Code.MODE, f"scaling mode '{mode.value}' is not built yet")
+    return pairing(call) if call.op == "gemm" else SUPPORTED
 
 
 def _modes(call: Call) -> Iterator[ScalingMode]:

@@ -1,22 +1,17 @@
-"""quantize and dequantize in plain torch (docs/numerics.md, rules C1-C6)."""
+"""quantize and dequantize in plain torch (docs/numerics.md, rules C1-C6); with a scale per block: block_cast."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 
 from te_hal.backends.cpu_reference.amax import accumulate, amax_of_extremes
+from te_hal.backends.cpu_reference.block_cast import dequantize_blocks, quantize_blocks
 from te_hal.backends.cpu_reference.chunks import as_rows, row_spans
 from te_hal.backends.cpu_reference.decode import decode
+from te_hal.backends.cpu_reference.encode import encode
 from te_hal.schema.errors import ArgumentError
 from te_hal.schema.formats import ColumnwiseOrder, ScalingMode, element_format
 from te_hal.schema.storage import QuantizedStorage, StorageKind
-
-if TYPE_CHECKING:
-    from te_hal.schema.formats import ElementFormat
-
-_NAN_CODE = 0x7F
 
 
 def quantize(
@@ -35,15 +30,18 @@ def quantize(
 ) -> QuantizedStorage:
     """``round(clamp(float(input) * scale))``, the amax of the same values recorded on the way (C1-C4, A1).
 
-    Both copies share one ``scale_inv`` (C5).
+    Both copies share one ``scale_inv`` (C5). In the other modes each block finds its own scale (B1 to B3, M1, M2).
     """
-    if scale is None:
-        raise ArgumentError("quantize: scale", got="None", accepted="an fp32 tensor", todo="compute_scale gives one")
     if out is None:
         kind = StorageKind.of(
             element_format(dtype), mode, rowwise=rowwise, columnwise=columnwise, order=columnwise_order
         )
         out = QuantizedStorage.empty(kind, tuple(input.shape), input.dtype, input.device)
+    if out.mode is not ScalingMode.TENSOR:
+        quantize_blocks(input, out, epsilon=amax_epsilon, power_of_2=power_of_2)
+        return out
+    if scale is None:
+        raise ArgumentError("quantize: scale", got="None", accepted="an fp32 tensor", todo="compute_scale gives one")
     scale = scale.view(1)
     scale_inv = torch.ones_like(scale) / scale
     extremes = _cast_rows(input.detach(), scale, out, record=amax is not None)
@@ -87,30 +85,13 @@ def _copies(out: QuantizedStorage, shape: torch.Size) -> tuple[list[torch.Tensor
     return [*same_order, out.columnwise_data.view(shape)], None
 
 
-def encode(values: torch.Tensor, format: ElementFormat, codes: torch.Tensor | None = None) -> torch.Tensor:
-    """Clamp fp32 ``values`` in place and round them to the nearest codes, ties to even (C1-C4).
-
-    Clamping comes first because torch's own conversion gives NaN, infinity or the largest code beyond the range,
-    by format and version. After it all is finite or NaN, so the sum is NaN exactly if an element is.
-
-    Args:
-        values: fp32, already scaled; overwritten.
-        format: E4M3 or E5M2.
-        codes: contiguous uint8 of the same shape to write to; None: a new tensor.
-    """
-    if codes is None:
-        codes = torch.empty(values.shape, dtype=torch.uint8, device=values.device)
-    codes.view(format.dtype).copy_(values.clamp_(-format.max, format.max))
-    if values.sum().isnan():
-        codes.masked_fill_(values.isnan(), _NAN_CODE)
-    return codes
-
-
 def dequantize(input: QuantizedStorage, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-    """``decode(code) * scale_inv`` in fp32, rounded once to the result's dtype (C6).
+    """``decode(code) * scale_inv`` in fp32, rounded once to the result's dtype (C6, B4, M3).
 
     The rowwise copy is read, else the columnwise one.
     """
+    if input.mode is not ScalingMode.TENSOR:
+        return dequantize_blocks(input, out_dtype or input.dtype)
     codes, scale_inv, transposed = input.copy_to_read()
     if transposed:
         codes = codes.movedim(0, -1).contiguous()

@@ -1,8 +1,9 @@
 """The gemm family: any pairing of plain and quantized operands, in the three layouts of a linear layer.
 
-Two ways lead to the same contract (docs/numerics.md, G1 to G4: exact products, fp32 sums, scales, bias and the
+Two ways lead to the same contract (docs/numerics.md, G1 to G4 and B5: exact products, fp32 sums, scales, bias and the
 accumulated `out` in fp32, one rounding). The general way decodes to fp32, multiplies in fp32 and rounds at the end.
-The short way serves operands that bf16 holds exactly (bf16, E4M3, E5M2) when everything else is bf16 too: `addmm`
+The short way serves operands that bf16 holds exactly (bf16, E4M3, E5M2, and blocks of these whose factors are powers of
+two, as block_operand has it) when everything else is bf16 too: `addmm`
 on CPU sums in fp32 and applies alpha, bias and beta before its one rounding, at four times the speed. That was
 measured, not promised by torch; tests/backends/cpu_reference/test_gemm.py holds it element by element.
 
@@ -17,8 +18,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from te_hal.backends.cpu_reference.block_cast import dequantize_blocks
+from te_hal.backends.cpu_reference.block_operand import is_exact_in_bf16
 from te_hal.backends.cpu_reference.decode import decode
-from te_hal.schema.formats import FLOAT32_MAX
+from te_hal.schema.backend import ALONG_THE_SUM, GemmCopies
+from te_hal.schema.formats import FLOAT32_MAX, ScalingMode
 from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
@@ -37,20 +41,21 @@ def gemm(
     accumulate: bool = False,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """``a @ b.T + bias`` (fprop), ``a @ b`` (dgrad) or ``a.T @ b`` (wgrad); rules G1 to G4.
+    """``a @ b.T + bias`` (fprop), ``a @ b`` (dgrad) or ``a.T @ b`` (wgrad); rules G1 to G4, B5.
 
-    Of a storage the rowwise copy is read where there is one, else the columnwise one. ``out`` may have any strides;
-    with ``accumulate`` it is added to in fp32 before the rounding.
+    Of a storage the rowwise copy is read where there is one, else the columnwise one; with blocks the one that lies
+    along the sum. ``out`` may have any strides; with ``accumulate`` it is added to in fp32 before the rounding.
     """
     if out_dtype is None:
         out_dtype = a.dtype if out is None else out.dtype
     factors = _scale_factors(a, b)
     added = out if accumulate else None
-    if _bf16_is_exact((a, b), (bias, added), factors, out_dtype):
-        left, right = _oriented(_plain(a, torch.bfloat16), _plain(b, torch.bfloat16), layout)
+    reads = ALONG_THE_SUM[layout]
+    if _bf16_is_exact((a, b), (bias, added), factors, out_dtype, reads):
+        left, right = _oriented(a, b, layout, torch.bfloat16)
         result = _multiply_bf16(left, right, bias if added is None else added, factors)
     else:
-        left, right = _oriented(_plain(a, torch.float32), _plain(b, torch.float32), layout)
+        left, right = _oriented(a, b, layout, torch.float32)
         result = torch.mm(left, right, out=left.new_empty(left.shape[0], right.shape[1]))
         for term in factors:
             result.mul_(term)
@@ -66,6 +71,7 @@ def _bf16_is_exact(
     addends: tuple[torch.Tensor | None, torch.Tensor | None],
     factors: list[float],
     out_dtype: torch.dtype,
+    reads: GemmCopies,
 ) -> bool:
     """Whether bf16 `addmm` keeps the contract: one factor, at most one addend, all of it exact in bf16."""
     given = [addend for addend in addends if addend is not None]
@@ -77,7 +83,16 @@ def _bf16_is_exact(
         and all(addend.dtype == torch.bfloat16 for addend in given)
         and operands[0].device.type == "cpu"
         and _onednn_multiplies_bf16()
+        and _is_exact(operands[0], reads.a)
+        and _is_exact(operands[1], reads.b)
     )
+
+
+def _is_exact(x: Operand, copy: str) -> bool:
+    """Whether bf16 holds what is decoded of an operand that is bf16 or quantized; only blocks may have to be read."""
+    if isinstance(x, torch.Tensor) or x.mode is ScalingMode.TENSOR:
+        return True
+    return is_exact_in_bf16(x, rowwise=copy == "rowwise")
 
 
 def _onednn_multiplies_bf16() -> bool:
@@ -98,27 +113,33 @@ def _multiply_bf16(
     return torch.addmm(addend.detach(), left, right, alpha=alpha, out=result)
 
 
-def _oriented(a: torch.Tensor, b: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
-    return (a.t() if layout == "wgrad" else a), (b.t() if layout == "fprop" else b)
+def _oriented(a: Operand, b: Operand, layout: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both operands as they are multiplied, decoded to ``dtype``."""
+    reads = ALONG_THE_SUM[layout]
+    left, right = _plain(a, dtype, reads.a), _plain(b, dtype, reads.b)
+    return (left.t() if layout == "wgrad" else left), (right.t() if layout == "fprop" else right)
 
 
-def _plain(x: Operand, dtype: torch.dtype) -> torch.Tensor:
-    """The operand's values without its scale, in a dtype that holds them exactly."""
+def _plain(x: Operand, dtype: torch.dtype, copy: str) -> torch.Tensor:
+    """The operand's values in ``dtype``: without its scale if it has one, exact; with those of its blocks."""
     if isinstance(x, torch.Tensor):
         return x.detach().to(dtype)
+    if x.mode is not ScalingMode.TENSOR:
+        return dequantize_blocks(x, dtype, rowwise=copy == "rowwise")
     codes, _, transposed = x.copy_to_read()
     values = decode(codes, x.format, dtype)
     return values.t() if transposed else values
 
 
 def _scale_factors(a: Operand, b: Operand) -> list[float]:
-    """What the product is multiplied by, in order (G3).
+    """What the product is multiplied by, in order (G3); nothing for operands with blocks.
 
     Two scales become one factor, their product rounded to fp32 (a Python float holds it exactly until then), unless
     it leaves the normal range of fp32: then they are applied one after the other, larger first, so that a sum of
     zero stays zero and a result within range is not lost on the way.
     """
-    scales = [x.copy_to_read()[1].item() for x in (a, b) if isinstance(x, QuantizedStorage)]
+    scaled = (x for x in (a, b) if isinstance(x, QuantizedStorage) and x.mode is ScalingMode.TENSOR)
+    scales = [x.copy_to_read()[1].item() for x in scaled]
     if len(scales) == 2:  # noqa: PLR2004 - both operands are quantized
         together = scales[0] * scales[1]
         if _SMALLEST_NORMAL <= together <= FLOAT32_MAX:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from te_hal.schema.formats import ColumnwiseOrder
+from te_hal.schema.formats import ColumnwiseOrder, ScalingMode
 from te_hal.schema.support import SUPPORTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from te_hal.schema.formats import ElementFormat, ScalingMode
+    from te_hal.schema.formats import ElementFormat
     from te_hal.schema.support import Call, Support
 
 #: In ``Backend.serves``: tensors on any device.
@@ -31,6 +31,21 @@ class GemmCopies:
 def reads_rowwise(layout: str, format: ElementFormat, mode: ScalingMode) -> GemmCopies:  # noqa: ARG001 - the answer's signature
     """The answer of a gemm that serves all three layouts from the rowwise copies."""
     return GemmCopies("rowwise", "rowwise")
+
+
+#: Which copy of each operand has its blocks along the sum of a product (docs/numerics.md, B5).
+ALONG_THE_SUM = {
+    "fprop": GemmCopies("rowwise", "rowwise"),
+    "dgrad": GemmCopies("rowwise", "columnwise"),
+    "wgrad": GemmCopies("columnwise", "columnwise"),
+}
+
+
+def reads_blocks_along_the_sum(layout: str, format: ElementFormat, mode: ScalingMode) -> GemmCopies:
+    """The answer of a gemm that reads any memory order: rowwise copies where the others hold the same, else B5."""
+    if mode in (ScalingMode.TENSOR, ScalingMode.BLOCK_128X128):
+        return reads_rowwise(layout, format, mode)
+    return ALONG_THE_SUM[layout]
 
 
 def always_usable() -> Support:
@@ -54,6 +69,8 @@ class Backend:
             listed, never at registration; may be slow.
         gemm_copies: which copies of quantized operands its gemm reads, by layout, format and scaling mode.
         columnwise_order: memory order of the columnwise copies that it makes and reads.
+        sdpa_kernels: which kernels torch's scaled_dot_product_attention shall try on its devices, names of
+            torch.nn.attention.SDPBackend, most wanted first; empty: torch's own order.
         description: one line for ``list_backends``.
     """
 
@@ -65,6 +82,7 @@ class Backend:
     usable: Callable[[], Support] = always_usable
     gemm_copies: Callable[[str, ElementFormat, ScalingMode], GemmCopies] = reads_rowwise
     columnwise_order: ColumnwiseOrder = ColumnwiseOrder.TRANSPOSED
+    sdpa_kernels: tuple[str, ...] = ()
     description: str = ""
 
     def __post_init__(self) -> None:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from te_hal.schema.errors import UnsupportedError
-from te_hal.schema.formats import ScalingMode
+from te_hal.schema.formats import ColumnwiseOrder, ScalingMode
 
 if TYPE_CHECKING:
+    from te_hal.schema.storage import QuantizedStorage
     from te_hal.schema.storage_kind import StorageKind
 
 
@@ -93,6 +94,33 @@ def scale_grid(scale_inv: torch.Tensor, mode: ScalingMode, shape: tuple[int, ...
     down, along = scales.block.grid(*rows_and_cols(shape))
     grid = scale_inv.t() if scales.turned else scale_inv
     return grid[:down, :along]
+
+
+class BlockCopy(NamedTuple):
+    """One copy of a storage with blocks, as whoever reads or writes it needs it.
+
+    Attributes:
+        codes: uint8; ``[..., K]``, or ``[K, ...]`` where ``turned``.
+        turned: whether the codes lie transposed.
+        block: which elements share a factor.
+        grid: their factors, as :func:`scale_grid` gives them.
+    """
+
+    codes: torch.Tensor
+    turned: bool
+    block: Block
+    grid: torch.Tensor
+
+
+def block_copy(storage: QuantizedStorage, *, rowwise: bool) -> BlockCopy:
+    """That copy of a storage with blocks; the other one where it is the only one there is (B5)."""
+    kind = storage.kind
+    rowwise = kind.rowwise if rowwise else not kind.columnwise
+    row, row_scale_inv, column, column_scale_inv = storage.tensors()
+    codes, scale_inv = (row, row_scale_inv) if rowwise else (column, column_scale_inv)
+    turned = not rowwise and kind.order is ColumnwiseOrder.TRANSPOSED and len(storage.shape) > 1
+    grid = scale_grid(scale_inv, kind.mode, storage.shape, rowwise=rowwise)  # type: ignore[arg-type] # comes with its codes
+    return BlockCopy(codes, turned, block_of(kind.mode, rowwise=rowwise), grid)  # type: ignore[arg-type] # there is a copy
 
 
 def rows_and_cols(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 
 #: File to the pattern that a kept key matches from its start.
 KEPT = {
-    "quantizers": r"delayed/|special/|current/",
+    "quantizers": r"delayed/|special/|current/|block/",
     "functional": r"act/|softmax/|gemm/current/|dpa/|rope/",
     "fused": r".*/(current|delayed)/",
     "state": r"max4/|recent4/|moves/(?!7_calibrating)",

@@ -15,7 +15,7 @@ from te_hal.schema.storage import StorageKind
 from te_hal.schema.support import Call, Code
 
 CPU = torch.device("cpu")
-LATER = [mode for mode in ScalingMode if mode is not ScalingMode.TENSOR]
+BUILT = [mode for mode in ScalingMode if mode is not ScalingMode.NVFP4]
 
 
 def storage_kind(mode: ScalingMode) -> StorageKind:
@@ -43,19 +43,36 @@ def test_its_gemm_reads_the_rowwise_copies() -> None:
         assert backend.gemm_copies(layout, E4M3, ScalingMode.TENSOR) == GemmCopies("rowwise", "rowwise")
 
 
-@pytest.mark.parametrize("mode", LATER, ids=lambda mode: mode.value)
-def test_modes_that_are_not_built_are_refused_by_name(mode: ScalingMode) -> None:
+def test_its_gemm_reads_the_blocks_that_lie_along_the_sum() -> None:
+    answers = create_backend().gemm_copies
+    for mode in (ScalingMode.BLOCK_1X128, ScalingMode.MXFP8):
+        assert answers("fprop", E4M3, mode) == GemmCopies("rowwise", "rowwise")
+        assert answers("dgrad", E4M3, mode) == GemmCopies("rowwise", "columnwise")
+        assert answers("wgrad", E4M3, mode) == GemmCopies("columnwise", "columnwise")
+    assert answers("wgrad", E4M3, ScalingMode.BLOCK_128X128) == GemmCopies("rowwise", "rowwise")
+
+
+def test_a_mode_that_is_not_built_is_refused_by_name() -> None:
     for call in (
-        Call("quantize", CPU, {}, {"mode": mode.value}),
-        Call("dequantize", CPU, {"input": storage_kind(mode)}),
+        Call("quantize", CPU, {}, {"mode": "nvfp4"}),
+        Call("dequantize", CPU, {"input": storage_kind(ScalingMode.NVFP4)}),
     ):
         answer = create_backend().supports(call)
         assert answer.code is Code.MODE
-        assert mode.value in answer.sentence
-        assert "not built yet" in answer.sentence
+        assert "'nvfp4' is not built yet" in answer.sentence
 
 
-def test_per_tensor_scaling_is_supported() -> None:
+@pytest.mark.parametrize("mode", BUILT, ids=lambda mode: mode.value)
+def test_every_other_mode_is_supported(mode: ScalingMode) -> None:
     supports = create_backend().supports
-    assert supports(Call("quantize", CPU, {"input": torch.bfloat16}, {"mode": ScalingMode.TENSOR}))
-    assert supports(Call("gemm", CPU, {"a": storage_kind(ScalingMode.TENSOR), "b": torch.float32}))
+    assert supports(Call("quantize", CPU, {"input": torch.bfloat16}, {"mode": mode}))
+    assert supports(Call("quantize", CPU, {"input": torch.bfloat16}, {"mode": mode.value}))
+    assert supports(Call("gemm", CPU, {"a": storage_kind(mode), "b": torch.float32}))
+    assert supports(Call("gemm", CPU, {"a": storage_kind(mode), "b": storage_kind(mode)}))
+
+
+def test_a_product_of_two_families_is_refused_by_both_names() -> None:
+    kinds = {"a": storage_kind(ScalingMode.BLOCK_1X128), "b": storage_kind(ScalingMode.MXFP8)}
+    answer = create_backend().supports(Call("gemm", CPU, kinds))
+    assert answer.code is Code.MODE
+    assert "'block_1x128' and 'mxfp8'" in answer.sentence
