@@ -92,16 +92,34 @@ def _plain(op: str) -> Callable[[Call], Description]:
 
 
 def _quantize(call: Call) -> Description:
-    flags: Any = call.flags
-    copies = flags["rowwise"] * codes.FLAG_ROWWISE + flags["columnwise"] * codes.FLAG_COLUMNWISE
     return {
         "op": codes.OPS["quantize"],
-        "flags": copies,
         "input_dtype": _dtype(call.kinds["input"]),
+        **_copies(call),
+        "output_mode": codes.MODES[call.flags["mode"]],  # type: ignore[index] # checked: a ScalingMode
+    }
+
+
+def _copies(call: Call) -> Description:
+    """What a cast makes, but for its mode."""
+    flags: Any = call.flags
+    return {
+        "flags": flags["rowwise"] * codes.FLAG_ROWWISE + flags["columnwise"] * codes.FLAG_COLUMNWISE,
         "output_dtype": codes.DTYPES[flags["dtype"]],
-        "output_mode": codes.MODES[flags["mode"]],
         "columnwise_order": codes.ORDERS[ColumnwiseOrder(flags["columnwise_order"])],
     }
+
+
+def _cast(call: Call) -> Description:
+    """What a fused op's cast makes; without a scale, per-tensor scaling finds its own."""
+    mode: Any = call.flags["mode"]
+    if mode == ScalingMode.TENSOR and call.kinds["scale"] is None:
+        return _own_cast(call)
+    return {**_copies(call), "output_mode": codes.MODES[mode]}
+
+
+def _own_cast(call: Call) -> Description:
+    return {**_copies(call), "output_mode": codes.MODE_TENSOR_CURRENT}
 
 
 def _dequantize(call: Call) -> Description:
@@ -168,6 +186,32 @@ def _activation(call: Call) -> Description:
     }
 
 
+def _quantize_current(call: Call) -> Description:
+    return {"op": codes.OPS["quantize"], "input_dtype": _dtype(call.kinds["input"]), **_own_cast(call)}
+
+
+def _norm_quantize(call: Call) -> Description:
+    norm = _norm(call)
+    cast = _cast(call)
+    return {
+        **norm,
+        **cast,
+        "op": codes.OPS["norm_quantize"],
+        "flags": norm["flags"] | cast["flags"],
+        "bias_dtype": _dtype(call.kinds.get("bias")),
+    }
+
+
+def _activation_quantize(call: Call) -> Description:
+    sums = call.kinds["input"] if call.flags.get("bias_grad") else None
+    return {**_activation(call), **_cast(call), "bias_dtype": _dtype(sums)}
+
+
+def _bias_grad_quantize(call: Call) -> Description:
+    dtype = _dtype(call.kinds["grad_output"])
+    return {"op": codes.OPS["bias_grad_quantize"], "input_dtype": dtype, "bias_dtype": dtype, **_cast(call)}
+
+
 _DESCRIPTIONS: dict[str, Callable[[Call], Description]] = {
     "quantize": _quantize,
     "dequantize": _dequantize,
@@ -184,4 +228,10 @@ _DESCRIPTIONS: dict[str, Callable[[Call], Description]] = {
     "softmax_bwd": _softmax_bwd,
     "activation_fwd": _activation,
     "activation_bwd": _activation,
+    "quantize_current": _quantize_current,
+    "layernorm_quantize": _norm_quantize,
+    "rmsnorm_quantize": _norm_quantize,
+    "activation_quantize": _activation_quantize,
+    "activation_bwd_quantize": _activation_quantize,
+    "bias_grad_quantize": _bias_grad_quantize,
 }

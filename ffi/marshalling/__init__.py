@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from te_hal.ffi.marshalling import activation, amax, cast, gemm, norm, softmax
+from te_hal.ffi.marshalling import (
+    activation,
+    amax,
+    cast,
+    fused_activation,
+    fused_cast,
+    fused_norm,
+    gemm,
+    norm,
+    softmax,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +41,12 @@ _FUNCTIONS: tuple[Callable[..., Any], ...] = (
     softmax.softmax_bwd,
     activation.activation_fwd,
     activation.activation_bwd,
+    fused_cast.quantize_current,
+    fused_cast.bias_grad_quantize,
+    fused_norm.layernorm_quantize,
+    fused_norm.rmsnorm_quantize,
+    fused_activation.activation_quantize,
+    fused_activation.activation_bwd_quantize,
 )
 
 

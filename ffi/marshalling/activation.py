@@ -29,10 +29,8 @@ def activation_fwd(
 ) -> torch.Tensor:
     """te_hal.ops.activation_fwd."""
     values = contiguous(input)
-    rows, cols = rows_and_cols(values.shape)
-    if activation in GATED:
-        cols //= 2
-    shape = (*values.shape[:-1], cols) if values.dim() else values.shape
+    shape = result_shape(values.shape, activation)
+    rows, cols = rows_and_cols(shape)
     output = native.empty(shape, out_dtype or values.dtype, values.device)
     status = native.lib.api_activation_fwd(
         native.library.api,
@@ -41,7 +39,7 @@ def activation_fwd(
         codes.DTYPES[values.dtype],
         rows,
         cols,
-        *_parameters(activation, limit, alpha, glu_linear_offset),
+        *parameters(activation, limit, alpha, glu_linear_offset),
         address(output),
         codes.DTYPES[output.dtype],
         native.stream(values.device),
@@ -75,7 +73,7 @@ def activation_bwd(
         codes.DTYPES[values.dtype],
         rows,
         cols,
-        *_parameters(activation, limit, alpha, glu_linear_offset),
+        *parameters(activation, limit, alpha, glu_linear_offset),
         address(grad_input),
         codes.DTYPES[grad_input.dtype],
         native.stream(values.device),
@@ -85,9 +83,15 @@ def activation_bwd(
     return grad_input
 
 
-def _parameters(
+def result_shape(shape: torch.Size, activation: str) -> tuple[int, ...]:
+    """Of what the function makes from an input of ``shape``: gated kinds halve the last dimension."""
+    return (*shape[:-1], shape[-1] // 2) if activation in GATED else tuple(shape)
+
+
+def parameters(
     activation: str, limit: float | None, alpha: float | None, offset: float | None
 ) -> tuple[float, float, float]:
+    """limit, alpha and offset of the entries: the defaults of V3 where left out, 0 where the function has none."""
     if activation != "clamped_swiglu":
         return 0.0, 0.0, 0.0
     return (

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 import torch
 
 from te_hal.ffi import codes
 from te_hal.ffi.marshal import NOTHING_TO_READ, address, check_writable, contiguous, rows_and_cols
+from te_hal.ffi.marshalling.result_storage import empty_storage, kind_of
 from te_hal.schema.errors import ArgumentError, StateError
-from te_hal.schema.formats import ColumnwiseOrder, ScalingMode, element_format
-from te_hal.schema.storage import QuantizedStorage, StorageKind
+from te_hal.schema.formats import ColumnwiseOrder, ScalingMode
 
 if TYPE_CHECKING:
     from te_hal.ffi.native import Native
+    from te_hal.schema.storage import QuantizedStorage
 
 _DTYPES = codes.DTYPES
 _ORDERS = codes.ORDERS
-_ONE = (1,)
 
 
 def quantize(
@@ -41,14 +40,14 @@ def quantize(
         raise ArgumentError("quantize: scale", got="None", accepted="an fp32 tensor", todo="compute_scale gives one")
     values = input if input.is_contiguous() else contiguous(input)
     if out is None:
-        kind = _kind(dtype, mode, rowwise, columnwise, columnwise_order)
-        target = _empty_storage(native, values, kind)
+        kind = kind_of(dtype, mode, rowwise, columnwise, columnwise_order)
+        target = empty_storage(native, kind, tuple(values.shape), values.dtype, values.device)
         _cast(native, values, scale, amax, target)
         return target
-    target = _dense_target(out)
+    target = dense_target(out)
     _cast(native, values, scale, amax, target)
     if target is not out:
-        _copy_back(out, target)
+        copy_back(out, target)
     return out
 
 
@@ -83,28 +82,7 @@ def _cast(
         native.check(status, "quantize")
 
 
-@functools.cache
-def _kind(
-    dtype: torch.dtype, mode: ScalingMode, rowwise: bool, columnwise: bool, order: ColumnwiseOrder
-) -> StorageKind:
-    fmt, mode, order = element_format(dtype), ScalingMode(mode), ColumnwiseOrder(order)
-    return StorageKind.of(fmt, mode, rowwise=rowwise, columnwise=columnwise, order=order)
-
-
-def _empty_storage(native: Native, values: torch.Tensor, kind: StorageKind) -> QuantizedStorage:
-    shape, device, empty = tuple(values.shape), values.device, native.empty
-    scale_inv = empty(_ONE, torch.float32, device)
-    row = row_scale_inv = col = col_scale_inv = None
-    if kind.rowwise:
-        row, row_scale_inv = empty(shape, torch.uint8, device), scale_inv
-    if kind.columnwise:
-        turned = shape[-1:] + shape[:-1] if kind.order == ColumnwiseOrder.TRANSPOSED else shape
-        col, col_scale_inv = empty(turned, torch.uint8, device), scale_inv
-    tensors = (row, row_scale_inv, col, col_scale_inv)
-    return QuantizedStorage.of_kind(kind, shape, values.dtype, device, tensors)
-
-
-def _dense_target(out: QuantizedStorage) -> QuantizedStorage:
+def dense_target(out: QuantizedStorage) -> QuantizedStorage:
     """``out`` where its buffers are contiguous, else a storage like it whose buffers are."""
     tensors = out.tensors()
     for tensor in tensors:
@@ -117,7 +95,8 @@ def _dense_target(out: QuantizedStorage) -> QuantizedStorage:
     )
 
 
-def _copy_back(out: QuantizedStorage, made: QuantizedStorage) -> None:
+def copy_back(out: QuantizedStorage, made: QuantizedStorage) -> None:
+    """Fill ``out`` from the storage that stood in for it."""
     for target, source in zip(out.tensors(), made.tensors(), strict=True):
         if target is not None and source is not None:
             target.copy_(source)
