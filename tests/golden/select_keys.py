@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -22,19 +23,25 @@ HERE = Path(__file__).parent
 #: File to the pattern that a kept key matches from its start.
 KEPT = {
     "quantizers": r"delayed/|special/|current/|block/",
-    "functional": r"act/|softmax/|gemm/current/|dpa/|rope/",
+    "functional": r"act/|softmax/|gemm/current/|dpa/|rope/|adam/",
     "fused": r".*/(current|delayed)/",
     "state": r"max4/|recent4/|moves/(?!7_calibrating)",
-    "training": r"microbatch/",
+    "training": r"microbatch/|fp8_params/",
+    "checkpoint_next_step": r".*",
     "modules_bf16": r"(Linear|LayerNorm|RMSNorm)/bfloat16/(none|current|delayed_\w+)/",
     "modules_fp32": r"Linear/float32/",
 }
 
+#: Files kept as they are.
+WHOLE = ("te_checkpoint_delayed_hybrid_max.pt",)
+
 
 def main(folder: Path) -> None:
-    """Write one file per entry of KEPT."""
+    """Write one file per entry of KEPT and of WHOLE."""
     for name, pattern in KEPT.items():
         select(folder / f"{name}.safetensors", HERE / f"{name}.safetensors", re.compile(pattern))
+    for name in WHOLE:
+        shutil.copyfile(folder / name, HERE / name)
 
 
 def select(source: Path, target: Path, pattern: re.Pattern[str]) -> None:
