@@ -98,3 +98,12 @@ def same(found: torch.Tensor | None, expected: torch.Tensor | None) -> bool:
             return False
         found, expected = found.masked_fill(nan, 0.0), expected.masked_fill(nan, 0.0)
     return torch.equal(found.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8))
+
+
+def assert_same_storage(found: QuantizedStorage, expected: QuantizedStorage) -> None:
+    """Kind, nominal dtype, and every byte of both copies and their scale_inv, wherever they lie."""
+    assert found.kind is expected.kind
+    assert found.dtype == expected.dtype
+    names = ("rowwise_data", "rowwise_scale_inv", "columnwise_data", "columnwise_scale_inv")
+    wrong = [n for n, a, b in zip(names, found.tensors(), expected.tensors(), strict=True) if not same(a, b)]
+    assert not wrong
