@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from te_hal.modules.attention import RotaryPositionEmbedding, apply_rotary_pos_emb
+from te_hal.modules.attention import (
+    DotProductAttention,
+    MultiheadAttention,
+    RotaryPositionEmbedding,
+    apply_rotary_pos_emb,
+)
 from te_hal.modules.layernorm import LayerNorm
 from te_hal.modules.linear import Linear
 from te_hal.modules.rmsnorm import RMSNorm
@@ -25,12 +30,14 @@ from te_hal.schema.formats import DType
 __all__ = [
     "CudaRNGStatesTracker",
     "DType",
+    "DotProductAttention",
     "FP8GlobalStateManager",
     "Float8CurrentScalingQuantizer",
     "Float8Quantizer",
     "Float8Tensor",
     "LayerNorm",
     "Linear",
+    "MultiheadAttention",
     "QuantizedStorage",
     "Quantizer",
     "RMSNorm",
@@ -48,7 +55,6 @@ __all__ = [
 _LATER = (
     "CusolverMpCtx",
     "DelayedScalingRequest",
-    "DotProductAttention",
     "Float8BlockQuantizer",
     "Float8BlockwiseQTensor",
     "Float8BlockwiseQTensorStorage",
@@ -70,7 +76,6 @@ _LATER = (
     "MXFP8Tensor",
     "MXFP8TensorStorage",
     "ManualOffloadSynchronizer",
-    "MultiheadAttention",
     "NVFP4Quantizer",
     "NVFP4Tensor",
     "NVFP4TensorStorage",

@@ -54,7 +54,7 @@ def refuse_later(
         if value is not default and value != default:
             raise UnsupportedError(
                 f"{where}: {name}",
-                got=repr(value),
+                got=f"a tensor {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value),
                 accepted=repr(default),
                 todo=f"leave it out: {features[name]} is not built yet",
             )

@@ -34,6 +34,7 @@ class Case:
 
 
 CAST, AMAX = "backends/cpu_reference/test_cast.py", "backends/cpu_reference/test_amax.py"
+ATTENTION = "modules/test_attention"
 FP8, AUTOCAST, STATE = "modules/test_linear_fp8.py", "quantization/test_autocast.py", "modules/test_state_dict.py"
 
 CASES = {
@@ -102,6 +103,7 @@ CASES = {
         (
             f"{STATE}::test_weights_of_the_torch_module_load_strictly",
             f"{STATE}::test_the_other_way_round_dropping_the_extra_keys_is_enough",
+            "modules/test_attention_multihead.py::test_a_state_without_extra_state_loads_strictly",
         ),
         {"TransformerLayer": TRANSFORMER},
     ),
@@ -135,6 +137,30 @@ CASES = {
             "test_cases.py::test_eight_rows_in_two_leading_dimensions_pass",
         ),
         {"LayerNormMLP": TRANSFORMER},
+    ),
+    "B64": Case(
+        "head counts that do not divide",
+        (
+            f"{ATTENTION}_arguments.py::test_the_constructor_refuses_what_cannot_be",
+            f"{ATTENTION}_multihead.py::test_the_constructor_refuses_what_cannot_be",
+            f"{ATTENTION}_multihead.py::test_a_constructor_argument_of_a_later_feature_is_refused_by_name",  # tp_size
+        ),
+    ),
+    "B68": Case(
+        "a finite mask fill that leaks, rows with nothing to see",
+        (
+            f"{ATTENTION}.py::test_masked_keys_have_weight_zero_however_large_the_scores",
+            f"{ATTENTION}.py::test_a_row_with_nothing_to_see_gives_zero_and_takes_no_gradient",
+        ),
+    ),
+    "B72": Case(
+        "fused and unfused rotary embedding that differ, gradients of it",
+        (
+            "modules/test_rope.py::test_a_rotation_is_a_complex_product_rounded_once_and_backward_turns_back",
+            "modules/test_rope.py::test_gradients_agree_with_finite_differences_for_any_angles",
+            "modules/test_rope.py::test_an_offset_is_the_first_position",
+        ),
+        {"thd": WHOLE_SET},
     ),
     "B82": Case(
         "quantized weights that survive offload",

@@ -13,6 +13,9 @@ from te_hal.ffi.marshalling import kernels
 from te_hal.ffi.native import Native
 from te_hal.schema.backend import Backend
 
+# cuDNN's kernel first: on an H200, torch's flash kernel took 1751 us where Transformer Engine's attention took 1016.
+_SDPA_KERNELS = ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
+
 
 def create_backend() -> Backend:
     """The entry point that discovery calls. Opens no library and starts no device."""
@@ -25,5 +28,6 @@ def create_backend() -> Backend:
         supports=functools.partial(GEMM.supports, native),
         usable=functools.partial(device.usable, native),
         gemm_copies=gemm_copies,
+        sdpa_kernels=_SDPA_KERNELS,
         description="the MUSA kernels on NVIDIA GPUs, matrix products by torch",
     )

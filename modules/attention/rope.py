@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _LATER: dict[str, object] = {"cu_seqlens": None, "cp_size": 1, "cp_rank": 0}
 _FEATURES = {
-    "cu_seqlens": "packed sequences",
+    "cu_seqlens": "the packing of sequences",
     "cp_size": "context parallelism",
     "cp_rank": "context parallelism",
 }

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torch.nn.attention import SDPBackend
+
 from te_hal.dispatch import discovery
 from te_hal.dispatch.composition import Composition
 from te_hal.dispatch.signature import check_signature
@@ -208,6 +210,10 @@ def _device_types(value: object) -> bool:
     return isinstance(value, frozenset) and all(isinstance(item, str) and item for item in value)
 
 
+def _sdpa_kernels(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(name, str) and name in SDPBackend.__members__ for name in value)
+
+
 def _claims_only_served(backend: Backend) -> bool:
     claimed = backend.default_for
     return ANY_DEVICE not in claimed and all(backend.takes(device_type) for device_type in claimed)
@@ -224,5 +230,6 @@ _FIELDS: tuple[tuple[str, Callable[[Backend], bool], str], ...] = (
     ("usable", lambda b: callable(b.usable), "a function without arguments that gives a Support"),
     ("gemm_copies", lambda b: callable(b.gemm_copies), "a function of layout, format and mode"),
     ("columnwise_order", lambda b: b.columnwise_order in tuple(ColumnwiseOrder), "a ColumnwiseOrder"),
+    ("sdpa_kernels", lambda b: _sdpa_kernels(b.sdpa_kernels), f"a tuple of {', '.join(SDPBackend.__members__)}"),
     ("description", lambda b: isinstance(b.description, str), "a line of text"),
 )

@@ -152,7 +152,7 @@ BAD = {
     "list": ({"t": [1]}, TypeError, "t: got a list"),
     "format": ({"tensor_format": "sbdh"}, ValueError, "tensor_format: got 'sbdh'; accepted: sbhd, bshd"),
     "thd": ({"tensor_format": "thd"}, NotImplementedError, "packed sequences are not built yet"),
-    "packed": ({"cu_seqlens": torch.zeros(2)}, NotImplementedError, "cu_seqlens: got .*packed sequences"),
+    "packed": ({"cu_seqlens": torch.zeros(2)}, NotImplementedError, r"cu_seqlens: got a tensor \(2,\); .*packing"),
     "parallel": ({"cp_size": 2}, NotImplementedError, "cp_size: got 2; .*context parallelism"),
     "starts": ({"start_positions": torch.zeros(3)}, ValueError, r"start_positions: got torch\.float32 \(3,\)"),
     "flag": ({"interleaved": 1}, ValueError, "interleaved: got 1"),

@@ -1,0 +1,106 @@
+"""What MultiheadAttention is made with and called with, checked."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from te_hal.modules.arguments import check_size
+from te_hal.modules.attention.projection import HeadLayout
+from te_hal.modules.attention.sizes import check_groups
+from te_hal.schema.errors import ArgumentError, ArgumentTypeError
+
+_NORMALIZATIONS = ("LayerNorm", "RMSNorm")
+
+#: Arguments that are bools.
+FLAGS = (
+    "fuse_wgrad_accumulation",
+    "return_bias",
+    "return_layernorm_output",
+    "input_layernorm",
+    "fuse_qkv_params",
+    "zero_centered_gamma",
+    "qkv_weight_interleaved",
+    "rotary_pos_interleaved",
+    "bias",
+)
+
+
+def check_together(kind: str, given: dict[str, Any]) -> None:
+    """Refuse arguments that would be ignored, or that cannot go together.
+
+    Raises:
+        ArgumentError: one of them, naming what it needs; an unknown normalization.
+    """
+    for name, needed, why in (
+        ("fuse_wgrad_accumulation", "fuse_qkv_params", "a gradient is written into one main_grad"),
+        ("return_layernorm_output", "input_layernorm", "there is no norm otherwise"),
+    ):
+        if given[name] and not given[needed]:
+            raise ArgumentError(
+                f"{kind}: {name}", got=f"True with {needed}=False", accepted=f"{needed}=True: {why}", todo="set both"
+            )
+    if given["normalization"] not in _NORMALIZATIONS:
+        accepted = ", ".join(map(repr, _NORMALIZATIONS))
+        got = repr(given["normalization"])
+        raise ArgumentError(f"{kind}: normalization", got=got, accepted=accepted, todo="correct it")
+
+
+def head_layout(
+    kind: str, hidden_size: int, heads: object, groups: object, channels: object, interleaved: bool
+) -> HeadLayout:
+    """Heads and channels that fit together.
+
+    Raises:
+        ArgumentError: counts that do not divide, or are no positive ints.
+    """
+    count = check_size(f"{kind}: num_attention_heads", heads)
+    if channels is None and hidden_size % count:
+        raise ArgumentError(
+            f"{kind}: num_attention_heads",
+            got=f"{count} heads for hidden_size={hidden_size}",
+            accepted="a divisor of hidden_size, or any number with kv_channels",
+            todo="correct one of the two, or pass kv_channels",
+        )
+    chosen = hidden_size // count if channels is None else check_size(f"{kind}: kv_channels", channels)
+    return HeadLayout(count, check_groups(kind, count, groups), chosen, interleaved)
+
+
+class Inputs(Protocol):
+    """What decides which inputs a module takes."""
+
+    label: str
+    hidden_size: int
+    qkv_format: str
+    attention_type: str
+
+
+def check_inputs(module: Inputs, hidden_states: object, encoder_output: object) -> None:
+    """What a call must be given.
+
+    Raises:
+        ArgumentTypeError: no tensor.
+        ArgumentError: another shape; an ``encoder_output`` that is missing or too much.
+    """
+    tensors = {"hidden_states": hidden_states}
+    if (encoder_output is None) == (module.attention_type == "cross"):
+        raise ArgumentError(
+            f"{module.label}: encoder_output",
+            got="None" if encoder_output is None else "a tensor",
+            accepted='a tensor where attention_type is "cross", None where it is "self"',
+            todo=f"this module's is {module.attention_type!r}",
+        )
+    if encoder_output is not None:
+        tensors["encoder_output"] = encoder_output
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            got = f"a {type(tensor).__name__}"
+            raise ArgumentTypeError(f"{module.label}: {name}", got=got, accepted="a torch.Tensor", todo="pass one")
+        if tensor.dim() != 3 or tensor.shape[-1] != module.hidden_size:  # noqa: PLR2004 - said in the message
+            raise ArgumentError(
+                f"{module.label}: {name}",
+                got=f"shape {tuple(tensor.shape)}",
+                accepted=f"[{', '.join(module.qkv_format[:2])}, {module.hidden_size}], by qkv_format and hidden_size",
+                todo="check which layer feeds this one",
+            )
