@@ -107,3 +107,17 @@ def assert_same_storage(found: QuantizedStorage, expected: QuantizedStorage) -> 
     names = ("rowwise_data", "rowwise_scale_inv", "columnwise_data", "columnwise_scale_inv")
     wrong = [n for n, a, b in zip(names, found.tensors(), expected.tensors(), strict=True) if not same(a, b)]
     assert not wrong
+
+
+def assert_nearly_same_codes(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """One FP8 code in a thousand may be off, by one."""
+    found, expected = _in_order(found.cpu()), _in_order(expected.cpu())
+    off = (found != expected).sum().item()
+    assert off * 1000 <= found.numel(), f"{off} of {found.numel()}"
+    assert found.numel() == 0 or (found - expected).abs().max().item() <= 1
+
+
+def _in_order(codes: torch.Tensor) -> torch.Tensor:
+    """Integers that are neighbours where the values of two FP8 codes are."""
+    wide = codes.int()
+    return torch.where(wide >= 0x80, 0x80 - wide, wide)

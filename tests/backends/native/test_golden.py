@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import golden_values
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from closeness import relative_error
 from golden_modules import CASES, bound_of, compared, distance
 from golden_modules import run as run_module
-from native_backends import same
+from native_backends import assert_nearly_same_codes, same
 
 from te_hal import ops
 from te_hal.schema.formats import E4M3, E5M2, ElementFormat
@@ -29,8 +29,13 @@ FUSED = golden_values.load("fused")
 STATE = golden_values.load("state")
 BY_NAME = {"e4m3": E4M3, "e5m2": E5M2}
 
-#: Behind a norm or an activation: units in the last place of fp32, and the share of bytes that are one code off.
-ULP, CODES_OFF = 2, 1e-3
+#: Behind a norm or an activation: units in the last place of fp32.
+ULP = 2
+
+
+def per_tensor(prefix: str) -> list[str]:
+    """Recorded cases with one scale per tensor."""
+    return [case for case in FUSED.cases(prefix) if case.split("/")[-1] in {"delayed", "current"}]
 
 
 @pytest.mark.parametrize("case", QUANTIZERS.cases("delayed/"))
@@ -64,11 +69,10 @@ def test_special_values(case: str, native: NativeBackend) -> None:
 def test_a_scale_of_its_own(case: str, native: NativeBackend) -> None:
     recorded = QUANTIZERS.case(case)
     _, _, name, power_of_2, epsilon, _ = case.split("/")
-    flags = {"power_of_2": power_of_2 == "pow2=True", "epsilon": float(epsilon.removeprefix("eps="))}
+    flags = {"power_of_2": power_of_2 == "pow2=True", "amax_epsilon": float(epsilon.removeprefix("eps="))}
     with native.use():
         x = native.put(recorded["x"])
-        scale = ops.compute_scale(ops.amax(x), fp8_max=BY_NAME[name].max, **flags)
-        storage = ops.quantize(x, scale, dtype=BY_NAME[name].dtype, columnwise=True)
+        storage = ops.quantize_current(x, dtype=BY_NAME[name].dtype, columnwise=True, **flags)
     assert same(storage.rowwise_data, recorded["data"])
     assert same(storage.columnwise_data, recorded["transpose"])
     assert same(storage.rowwise_scale_inv, recorded["scale_inv"])
@@ -125,69 +129,70 @@ def test_the_product_under_current_scaling(native: NativeBackend) -> None:
     assert relative_error(product.cpu(), recorded["y"]) <= 3e-4
 
 
-def assert_written(storage: QuantizedStorage, recorded: dict[str, torch.Tensor]) -> None:
-    """The bytes but for few that are one code off, and the scale within a few units in the last place."""
-    for name, golden in (("rowwise_data", "data"), ("columnwise_data", "transpose")):
-        found, expected = getattr(storage, name).cpu().int(), recorded[golden].int()
-        off = (found != expected).sum().item()
-        assert off <= CODES_OFF * found.numel(), off
-        assert (found - expected).abs().max().item() <= 1
-    np.testing.assert_array_max_ulp(storage.rowwise_scale_inv.cpu().numpy(), recorded["scale_inv"].numpy(), maxulp=ULP)
+class Written(NamedTuple):
+    """How a recorded kernel cast, as arguments of a fused op: the scale 0.7 under delayed scaling."""
+
+    flags: dict[str, Any]
+
+    @staticmethod
+    def by(quantizer: str, target: ElementFormat, native: NativeBackend) -> Written:
+        scaling = {"scale": torch.tensor([0.7]), "amax": torch.zeros(1)} if quantizer == "delayed" else {}
+        own = {name: native.put(tensor) for name, tensor in scaling.items()}
+        return Written({"dtype": target.dtype, "columnwise": True, **own})
+
+    def assert_is(self, storage: QuantizedStorage, recorded: dict[str, torch.Tensor]) -> None:
+        """The bytes but for few that are one code off, and the scale within a few units in the last place."""
+        assert_nearly_same_codes(storage.rowwise_data, recorded["data"])
+        assert_nearly_same_codes(storage.columnwise_data, recorded["transpose"])
+        pairs = [(storage.rowwise_scale_inv, recorded["scale_inv"])]
+        pairs += [(self.flags["amax"], recorded["amax"])] if "amax" in self.flags else []
+        for found, wanted in pairs:
+            np.testing.assert_array_max_ulp(found.cpu().numpy(), wanted.numpy(), maxulp=ULP)
 
 
-def assert_quantized(
-    native: NativeBackend,
-    fp32: torch.Tensor,
-    amax_of: str,
-    target: ElementFormat,
-    recorded: dict[str, torch.Tensor],
-    *,
-    delayed: bool,
-) -> None:
-    """The cast of a kernel's fp32 result, under delayed or current scaling, against what the fused kernel wrote."""
-    flags = {"dtype": target.dtype, "columnwise": True}
-    with native.use():
-        if delayed:
-            amax = native.put(torch.zeros(1))
-            storage = ops.quantize(fp32, native.put(torch.tensor([0.7])), amax=amax, **flags)
-            np.testing.assert_array_max_ulp(amax.cpu().numpy(), recorded["amax"].numpy(), maxulp=ULP)
-        else:
-            rounded = fp32.bfloat16()
-            scale = ops.compute_scale(ops.amax(rounded if amax_of == "rounded" else fp32), fp8_max=target.max)
-            storage = ops.quantize(rounded, scale, **flags)
-    assert_written(storage, recorded)
-
-
-@pytest.mark.parametrize("case", FUSED.cases("norm/"))
+@pytest.mark.parametrize("case", per_tensor("norm/"))
 def test_a_norm_and_a_cast(case: str, native: NativeBackend) -> None:
     _, norm, _, zero_centered, quantizer = case.split("/")
-    recorded = FUSED.case(case)
+    recorded, written = FUSED.case(case), Written.by(quantizer, E4M3, native)
     names = ("x", "weight", "bias") if norm == "layernorm" else ("x", "weight")
-    forward: Callable[..., tuple[torch.Tensor, ...]] = getattr(ops, f"{norm}_fwd")
+    fused: Callable[..., tuple[Any, ...]] = getattr(ops, f"{norm}_quantize")
     with native.use():
         given = [native.put(recorded[name]) for name in names]
-        fp32, *statistics = forward(*given, zero_centered_gamma=zero_centered == "zc=True", out_dtype=torch.float32)
+        storage, *statistics = fused(*given, zero_centered_gamma=zero_centered == "zc=True", **written.flags)
     # The recorded ones are up to two units from the nearest number, ours up to one.
     np.testing.assert_array_max_ulp(statistics[-1].cpu().numpy(), recorded["rsigma"].numpy(), maxulp=ULP + 1)
-    assert_quantized(native, fp32, "rounded", E4M3, recorded, delayed=quantizer == "delayed")
+    written.assert_is(storage, recorded)
 
 
-@pytest.mark.parametrize("case", FUSED.cases("act/"))
+@pytest.mark.parametrize("case", per_tensor("act/"))
 def test_an_activation_and_a_cast(case: str, native: NativeBackend) -> None:
     _, activation, _, quantizer = case.split("/")
-    recorded = FUSED.case(case)
+    recorded, written = FUSED.case(case), Written.by(quantizer, E4M3, native)
     with native.use():
-        fp32 = ops.activation_fwd(native.put(recorded["x"]), activation=activation, out_dtype=torch.float32)
-    assert_quantized(native, fp32, "fp32", E4M3, recorded, delayed=quantizer == "delayed")
+        storage = ops.activation_quantize(native.put(recorded["x"]), activation=activation, **written.flags)
+    written.assert_is(storage, recorded)
+
+
+@pytest.mark.parametrize("quantizer", ["delayed", "current"])
+def test_a_gradient_of_gelu_its_sums_and_a_cast(quantizer: str, native: NativeBackend) -> None:
+    recorded, written = FUSED.case(f"dbias_dgelu/bfloat16/{quantizer}"), Written.by(quantizer, E5M2, native)
+    with native.use():
+        given = native.put(recorded["g"]), native.put(recorded["x"])
+        storage, sums = ops.activation_bwd_quantize(*given, activation="gelu", bias_grad=True, **written.flags)
+    written.assert_is(storage, recorded)
+    assert relative_error(sums.cpu(), recorded["dbias"]) <= 1e-3
 
 
 @pytest.mark.parametrize("quantizer", ["delayed", "current"])
 def test_a_bias_gradient_and_a_cast(quantizer: str, native: NativeBackend) -> None:
-    recorded = FUSED.case(f"bgrad_quantize/bfloat16/{quantizer}")
-    grad = native.put(recorded["g"])
-    assert_quantized(native, grad, "rounded", E5M2, recorded, delayed=quantizer == "delayed")
+    recorded, written = FUSED.case(f"bgrad_quantize/bfloat16/{quantizer}"), Written.by(quantizer, E5M2, native)
     with native.use():
-        assert relative_error(ops.bias_grad(grad).cpu(), recorded["dbias"]) <= 1e-3
+        storage, sums = ops.bias_grad_quantize(native.put(recorded["g"]), **written.flags)
+    assert same(storage.rowwise_data, recorded["data"])
+    assert same(storage.columnwise_data, recorded["transpose"])
+    assert same(storage.rowwise_scale_inv, recorded["scale_inv"])
+    assert quantizer == "current" or same(written.flags["amax"], recorded["amax"])
+    assert relative_error(sums.cpu(), recorded["dbias"]) <= 1e-3
 
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)
