@@ -188,7 +188,8 @@ class DotProductAttention(Labelled, OptionalExtraState, torch.nn.Module):
                     kernels=plan.choice.kernels,
                 )
             else:
-                output = WrittenOut.apply(query, key, value, mask, plan, Settings(self.softmax_scale, dropout))
+                settings = Settings(self.softmax_scale, dropout)
+                output = WrittenOut.apply(query, key, value, mask, plan, settings)  # type: ignore[no-untyped-call]
         return heads_merged(output, chosen_format)
 
     def choice(

@@ -70,10 +70,14 @@ def head_layout(
 class Inputs(Protocol):
     """What decides which inputs a module takes."""
 
-    label: str
     hidden_size: int
     qkv_format: str
     attention_type: str
+
+    @property
+    def label(self) -> str:
+        """For messages."""
+        ...
 
 
 def check_inputs(module: Inputs, hidden_states: object, encoder_output: object) -> None:

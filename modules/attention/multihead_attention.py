@@ -135,13 +135,13 @@ class MultiheadAttention(Labelled, torch.nn.Module):
             kv_channels,
             fuse_qkv_params and qkv_weight_interleaved,
         )
-        shared = {
+        shared: dict[str, Any] = {
             "fuse_wgrad_accumulation": fuse_wgrad_accumulation,
             "bias": bias,
             "params_dtype": params_dtype,
             "device": device,
         }
-        norm = {
+        norm: dict[str, Any] = {
             "eps": layernorm_epsilon,
             "normalization": normalization,
             "zero_centered_gamma": zero_centered_gamma,
@@ -268,5 +268,9 @@ class MultiheadAttention(Labelled, torch.nn.Module):
         self, query: torch.Tensor, key: torch.Tensor, angles: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         of_query, of_key = angles if isinstance(angles, (tuple, list)) else (angles, angles)
-        settings = {"tensor_format": self.qkv_format, "interleaved": self.rotary_pos_interleaved, "fused": True}
+        settings: dict[str, Any] = {
+            "tensor_format": self.qkv_format,
+            "interleaved": self.rotary_pos_interleaved,
+            "fused": True,
+        }
         return apply_rotary_pos_emb(query, of_query, **settings), apply_rotary_pos_emb(key, of_key, **settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch  # noqa: TC002 - read by typing.get_type_hints
+import torch
 
 
 class HeadLayout(NamedTuple):
@@ -36,19 +36,20 @@ class HeadLayout(NamedTuple):
     def query_key_value(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """``[..., query_size + 2 * key_size]`` as ``[..., heads, channels]`` and twice ``[..., groups, channels]``."""
         if not self.interleaved:
-            query, key, value = mixed.split([self.query_size, self.key_size, self.key_size], -1)
+            query, key, value = torch.split(mixed, [self.query_size, self.key_size, self.key_size], -1)
             return self._heads(query), self._heads(key), self._heads(value)
         each = self.heads // self.groups
-        grouped = mixed.unflatten(-1, (self.groups, each + 2, self.channels))
-        query, key, value = grouped.split([each, 1, 1], -2)
+        grouped = mixed.reshape(*mixed.shape[:-1], self.groups, each + 2, self.channels)
+        query, key, value = torch.split(grouped, [each, 1, 1], -2)
         return query.flatten(-3, -2), key.flatten(-3, -2), value.flatten(-3, -2)
 
     def key_value(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """``[..., 2 * key_size]`` as twice ``[..., groups, channels]``."""
         if not self.interleaved:
-            key, value = mixed.split([self.key_size, self.key_size], -1)
+            key, value = torch.split(mixed, [self.key_size, self.key_size], -1)
             return self._heads(key), self._heads(value)
-        key, value = mixed.unflatten(-1, (self.groups, 2 * self.channels)).split([self.channels, self.channels], -1)
+        grouped = mixed.reshape(*mixed.shape[:-1], self.groups, 2 * self.channels)
+        key, value = torch.split(grouped, [self.channels, self.channels], -1)
         return key, value
 
     def query(self, projected: torch.Tensor) -> torch.Tensor:
@@ -56,4 +57,4 @@ class HeadLayout(NamedTuple):
         return self._heads(projected)
 
     def _heads(self, projected: torch.Tensor) -> torch.Tensor:
-        return projected.unflatten(-1, (projected.shape[-1] // self.channels, self.channels))
+        return projected.reshape(*projected.shape[:-1], projected.shape[-1] // self.channels, self.channels)

@@ -187,7 +187,8 @@ class _Rotation(torch.autograd.Function):
     @run_eagerly
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
         plain = grad_output.dequantize() if isinstance(grad_output, Float8Tensor) else grad_output
-        return _rotate(plain, *ctx.saved_tensors, ctx.interleaved, back=True), None, None
+        (angles,) = ctx.saved_tensors
+        return _rotate(plain, angles, ctx.interleaved, back=True), None, None
 
 
 def _check_positive(where: str, number: object) -> None:
