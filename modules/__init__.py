@@ -13,6 +13,7 @@ from te_hal.modules.linear import Linear
 from te_hal.modules.rmsnorm import RMSNorm
 from te_hal.modules.rng_tracker import CudaRNGStatesTracker, RNGStatesTracker
 from te_hal.modules.saved import prepare_for_saving, restore_from_saved
+from te_hal.modules.state_dict import check_extra_states
 from te_hal.quantization import (
     Float8CurrentScalingQuantizer,
     Float8Quantizer,
@@ -45,6 +46,7 @@ __all__ = [
     "RotaryPositionEmbedding",
     "apply_rotary_pos_emb",
     "autocast",
+    "check_extra_states",
     "fp8_autocast",
     "get_default_recipe",
     "prepare_for_saving",

@@ -179,11 +179,20 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         """
         return save_scaling(self._scaling)
 
-    def set_extra_state(self, state: object) -> None:
-        """Take over saved scaling state; zero bytes (or None) start it anew.
+    def check_extra_state(self, state: object) -> None:
+        """Refuse what :meth:`set_extra_state` would refuse, and change nothing.
 
         Raises:
-            CheckpointError: not written by te_hal, cut short, altered, or of another shape.
+            CheckpointError: as there.
+        """
+        if state is not None:
+            load_scaling(state, self.label)
+
+    def set_extra_state(self, state: object) -> None:
+        """Take over saved scaling state, te_hal's or Transformer Engine's; zero bytes (or None) start it anew.
+
+        Raises:
+            CheckpointError: written by neither, cut short, altered, or of another shape.
         """
         loaded = None if state is None else load_scaling(state, self.label)
         self.forget_scaling_state()

@@ -45,7 +45,7 @@ def load_scaling(state: object, label: str) -> Scaling | None:
         label: the module's, for messages.
 
     Raises:
-        CheckpointError: not written by te_hal, cut short, altered, or of another shape.
+        CheckpointError: neither te_hal's nor Transformer Engine's, cut short, altered, or of another shape.
     """
     saved = extra_state.unpack(state, label)
     if saved is None:

@@ -9,37 +9,34 @@ Layout, all integers little-endian::
     JSON      {"recipe": class name, "fields": {...}, "arrays": [{"name", "shape"}, ...]}
     raw       the arrays in that order, fp32 little-endian, without padding
 
-A recipe without state is saved as zero bytes.
+A recipe without state is saved as zero bytes. What Transformer Engine wrote is read too
+(te_hal.quantization.te_extra_state), but never written.
 """
 
 from __future__ import annotations
 
 import enum
+import io
 import json
 import math
 import struct
 import sys
 import zlib
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from te_hal.quantization.pickle_reader import UnreadablePickleError
+from te_hal.quantization.saved_state import SavedState
+from te_hal.quantization.te_extra_state import read_te_state
 from te_hal.schema.errors import CheckpointError
+
+__all__ = ["SavedState", "empty", "pack", "unpack"]
 
 _MAGIC = b"TE_HAL_X"
 _VERSION = 1
 _PREFIX = struct.Struct("<8sII")
 _LENGTH = struct.Struct("<I")
-
-
-@dataclass(frozen=True)
-class SavedState:
-    """What one ``_extra_state`` holds: the recipe's class name and printable fields, and fp32 CPU arrays by name."""
-
-    recipe: str
-    fields: dict[str, Any]
-    arrays: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 def empty() -> torch.Tensor:
@@ -68,8 +65,11 @@ def unpack(saved: object, where: str) -> SavedState | None:
         where: the module's name, for messages.
 
     Raises:
-        CheckpointError: not a uint8 tensor, cut short, altered, of another version, or a pickle.
+        CheckpointError: cut short, altered, of another version or type, or a pickle that Transformer Engine did not
+            write. A pickle is not run.
     """
+    if isinstance(saved, (io.BytesIO, dict, list)):
+        return _foreign(saved, where)
     if not isinstance(saved, torch.Tensor) or saved.dtype != torch.uint8:
         got = f"a {type(saved).__name__}" if not isinstance(saved, torch.Tensor) else f"a tensor of {saved.dtype}"
         raise _error(where, got, "save the model with te_hal, or load with this entry removed")
@@ -77,7 +77,7 @@ def unpack(saved: object, where: str) -> SavedState | None:
     if not data:
         return None
     if data[:1] == b"\x80":
-        raise _error(where, "a pickle, as Transformer Engine writes it", "remove the entry; scaling state starts anew")
+        return _foreign(saved, where)
     if len(data) < _PREFIX.size + _LENGTH.size or data[:8] != _MAGIC:
         raise _error(where, f"{len(data)} bytes without te_hal's header", "restore the file from a copy")
     _, version, checksum = _PREFIX.unpack_from(data)
@@ -87,6 +87,14 @@ def unpack(saved: object, where: str) -> SavedState | None:
     if zlib.crc32(body) != checksum:
         raise _error(where, "bytes that do not match their checksum (cut short or altered)", "restore from a copy")
     return _parse(body, where)
+
+
+def _foreign(saved: object, where: str) -> SavedState | None:
+    try:
+        return read_te_state(saved)
+    except UnreadablePickleError as error:
+        got = f"state that is neither te_hal's nor Transformer Engine's ({error})"
+        raise _error(where, got, "remove the entry: scaling state starts anew") from error
 
 
 def _parse(body: bytes, where: str) -> SavedState:
@@ -138,5 +146,5 @@ def _raw(array: torch.Tensor) -> bytes:
 
 
 def _error(where: str, got: str, todo: str) -> CheckpointError:
-    accepted = "a uint8 tensor written by te_hal, or one of zero bytes"
+    accepted = "a uint8 tensor written by te_hal or Transformer Engine, or one of zero bytes"
     return CheckpointError(f"{where}: _extra_state", got=got, accepted=accepted, todo=todo)

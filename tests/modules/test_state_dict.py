@@ -211,6 +211,22 @@ def test_state_follows_its_module_to_another_dtype_and_keeps_fp32():
     assert module.fp8_meta["scaling_fwd"].scale.dtype == torch.float32
 
 
+@pytest.mark.parametrize("chosen", RECIPES)
+@pytest.mark.parametrize("name", PAIRS)
+def test_saving_what_was_loaded_gives_the_same_bytes_and_its_size_stays(name, chosen):
+    module, other = PAIRS[name][0](), PAIRS[name][0]()
+    sizes = set()
+    for count in range(1, 4):
+        steps(module, RECIPES[chosen](), count)
+        sizes.add(module.get_extra_state().numel())
+    first, second = io.BytesIO(), io.BytesIO()
+    torch.save(module.state_dict(), first)
+    other.load_state_dict(torch.load(io.BytesIO(first.getvalue()), weights_only=True))
+    torch.save(other.state_dict(), second)
+    assert first.getvalue() == second.getvalue()
+    assert len(sizes) == 1
+
+
 def train(name: str, start: int, stop: int, path: Path) -> list[str]:
     """Train from step to step, from a checkpoint unless it is the first; save, and return the losses."""
     torch.manual_seed(0)
