@@ -56,7 +56,7 @@ class LinearFunction(torch.autograd.Function):
             input_operand,
             weight_operand,
             bias=None if bias is None else bias.to(key.bias_dtype),
-            out_dtype=key.result_dtype(quantized=key.fp8_output),
+            out_dtype=key.result_dtype("output"),
         )
         kept = plain_rows(input) if key.keeps_original_input else _keep(input_operand, plan.copies.input_kept)
         tensors, ctx.rebuilds = prepare_for_saving(
@@ -97,7 +97,7 @@ class LinearFunction(torch.autograd.Function):
         grad_input = grad_weight = None
         if grad is not None:
             if plan.dgrad is not None:
-                out_dtype = key.result_dtype(quantized=key.fp8_grad)
+                out_dtype = key.result_dtype("grad_input")
                 product: torch.Tensor = plan.dgrad(grad, saved_weight, layout="dgrad", out_dtype=out_dtype)
                 grad_input = product.view(ctx.input_shape)
             grad_weight = _wgrad(grad, saved_input, call)

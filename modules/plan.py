@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from te_hal.modules.plan_key import PlanKey
     from te_hal.quantization.linear_calls import Copies
     from te_hal.quantization.quantizer import CastKernels
-    from te_hal.schema.formats import ColumnwiseOrder, ElementFormat
+    from te_hal.schema.formats import ColumnwiseOrder
     from te_hal.schema.support import Kind
 
 Kernel = Callable[..., Any]
@@ -101,9 +101,7 @@ def make_plan(key: PlanKey) -> LinearPlan:
     if key.formats is not None:
         copies = linear_copies(
             backend.gemm_copies,
-            key.formats.input,
-            key.formats.grad_output,
-            key.formats.mode,
+            key.formats,
             dgrad=key.dgrad,
             wgrad=key.wgrad,
             keeps_original_input=key.keeps_original_input,
@@ -134,13 +132,13 @@ class _Gemms:
     def fprop(self) -> Kernel:
         key, copies = self.key, self.copies
         a, b = self._kind("input", copies.input_made), self._kind("weight", copies.weight_made)
-        out_dtype = key.result_dtype(quantized=key.fp8_output)
+        out_dtype = key.result_dtype("output")
         return resolve(gemm_call("fprop", key.device, a, b, out_dtype, bias=key.bias_dtype)).kernel
 
     def dgrad(self) -> Kernel:
         key, copies = self.key, self.copies
         a, b = self._kind("grad_output", copies.grad_made), self._kind("weight", copies.weight_kept)
-        return resolve(gemm_call("dgrad", key.device, a, b, key.result_dtype(quantized=key.fp8_grad))).kernel
+        return resolve(gemm_call("dgrad", key.device, a, b, key.result_dtype("grad_input"))).kernel
 
     def wgrad(self) -> Kernel:
         return resolve(gemm_call("wgrad", self.key.device, *self._of_wgrad(), self.key.dtype)).kernel
@@ -159,10 +157,7 @@ class _Gemms:
         return self._kind("grad_output", self.copies.grad_made), self._kind("input", kept)
 
     def _kind(self, role: str, copies: Copies) -> Kind:
-        formats = self.key.formats
-        if formats is None:
-            return self.key.dtype
-        return operand_kind(getattr(formats, role), formats.mode, copies, self.order)
+        return operand_kind(self.key.format_of(role), copies, self.order, self.key.dtype)
 
 
 def _bias_grad(key: PlanKey) -> Kernel:
@@ -170,34 +165,33 @@ def _bias_grad(key: PlanKey) -> Kernel:
 
 
 def _bias_grad_quantize(key: PlanKey, copies: LinearCopies, order: ColumnwiseOrder) -> Kernel | None:
-    if key.formats is None or not key.bias_grad or not (key.dgrad or key.wgrad):
+    of = key.format_of("grad_output")
+    if of is None or not key.bias_grad or not (key.dgrad or key.wgrad):
         return None
-    made = operand_kind(key.formats.grad_output, key.formats.mode, copies.grad_made, order)
-    call = fused_call("bias_grad_quantize", key.device, {"grad_output": key.dtype}, made, delayed=key.delayed)
+    made = of.kind(copies.grad_made, order)
+    call = fused_call("bias_grad_quantize", key.device, {"grad_output": key.dtype}, made, delayed=of.delayed)
     return resolve(call).kernel
 
 
 def _casts(key: PlanKey, copies: LinearCopies, order: ColumnwiseOrder) -> PlanCasts:
     """The casts that will run."""
-    formats = key.formats
-    if formats is None:
+    if key.formats is None:
         return PlanCasts()
 
-    def bind(wanted: bool, fmt: ElementFormat, dtype: torch.dtype, made: Copies) -> CastKernels:
-        if not wanted:
+    def bind(role: str, wanted: bool, dtype: torch.dtype, made: Copies) -> CastKernels:
+        of = key.format_of(role)
+        if of is None or not wanted:
             return OPS  # type: ignore[no-any-return] # a module as a protocol
-        call = cast_call(key.device, dtype, operand_kind(fmt, formats.mode, made, order), delayed=key.delayed)
+        call = cast_call(key.device, dtype, of.kind(made, order), delayed=of.delayed)
         return Casts(**{call.op: resolve(call).kernel})
 
-    result = key.result_dtype(quantized=True)
+    # A bias gradient comes from the same op as the cast.
+    casts_gradient = (key.dgrad or key.wgrad) and not key.bias_grad
     return PlanCasts(
-        input=bind(not key.input_is_quantized, formats.input, key.dtype, copies.input_made),
-        weight=bind(True, formats.weight, key.dtype, copies.weight_made),
-        output=bind(key.fp8_output, formats.weight, result, ROWWISE),
-        # A bias gradient comes from the same op as the cast.
-        grad_output=bind(
-            (key.dgrad or key.wgrad) and not key.bias_grad, formats.grad_output, key.dtype, copies.grad_made
-        ),
-        grad_input=bind(key.fp8_grad, formats.grad_output, result, ROWWISE),
-        input_again=bind(key.keeps_original_input, formats.input, key.dtype, copies.input_remade),
+        input=bind("input", not key.input_is_quantized, key.dtype, copies.input_made),
+        weight=bind("weight", True, key.dtype, copies.weight_made),
+        output=bind("output", key.fp8_output, key.result_dtype("output"), ROWWISE),
+        grad_output=bind("grad_output", casts_gradient, key.dtype, copies.grad_made),
+        grad_input=bind("grad_input", key.fp8_grad, key.result_dtype("grad_input"), ROWWISE),
+        input_again=bind("input", key.keeps_original_input, key.dtype, copies.input_remade),
     )

@@ -7,20 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from te_hal.quantization.float8_tensor import Float8Tensor
-from te_hal.recipe import DelayedScaling
+from te_hal.quantization.operand_formats import OperandFormat, recipe_formats
 
 if TYPE_CHECKING:
+    from te_hal.quantization.operand_formats import Formats
     from te_hal.recipe import Recipe
-    from te_hal.schema.formats import ElementFormat, ScalingMode
-
-
-class Formats(NamedTuple):
-    """Formats of a linear layer's quantized operands, and their scaling mode."""
-
-    input: ElementFormat
-    weight: ElementFormat
-    grad_output: ElementFormat
-    mode: ScalingMode
 
 
 class PlanKey(NamedTuple):
@@ -28,7 +19,6 @@ class PlanKey(NamedTuple):
 
     Attributes:
         formats: None without FP8.
-        delayed: scales are given and amax is recorded on the way; else each cast finds its own scale.
         dtype: of the activations.
         bias_dtype: of the bias that fprop adds; None without one.
         bias_grad: the bias needs a gradient.
@@ -40,7 +30,6 @@ class PlanKey(NamedTuple):
     """
 
     formats: Formats | None
-    delayed: bool
     dtype: torch.dtype
     bias_dtype: torch.dtype | None
     bias_grad: bool
@@ -53,9 +42,18 @@ class PlanKey(NamedTuple):
     fp8_output: bool = False
     fp8_grad: bool = False
 
-    def result_dtype(self, *, quantized: bool) -> torch.dtype:
-        """What a gemm writes: fp32 where delayed scaling quantizes the result next (docs/numerics.md, F1)."""
-        return torch.float32 if quantized and self.delayed else self.dtype
+    def format_of(self, role: str) -> OperandFormat | None:
+        """What the operand of a role becomes; None where it stays as it is."""
+        return None if self.formats is None else getattr(self.formats, role)
+
+    def result_dtype(self, role: str) -> torch.dtype:
+        """What the gemm writes that makes "output" or "grad_input".
+
+        fp32 where delayed scaling quantizes the result next (docs/numerics.md, F1).
+        """
+        wanted = self.fp8_output if role == "output" else self.fp8_grad
+        cast = self.format_of(role) if wanted else None
+        return torch.float32 if cast is not None and cast.delayed else self.dtype
 
 
 def plan_key(
@@ -88,7 +86,6 @@ def plan_key(
     bias_dtype = torch.bfloat16 if fp8 and dtype == torch.float32 else dtype
     return PlanKey(
         formats=None if recipe is None else _formats(recipe, inp),
-        delayed=isinstance(recipe, DelayedScaling),
         dtype=dtype,
         bias_dtype=None if bias is None else bias_dtype,
         bias_grad=grad and bias is not None and bias.requires_grad,
@@ -104,6 +101,8 @@ def plan_key(
 
 
 def _formats(recipe: Recipe, inp: torch.Tensor) -> Formats:
-    forward, backward = recipe.element_format(forward=True), recipe.element_format(forward=False)
-    given = inp.quantized_storage.format if isinstance(inp, Float8Tensor) else forward
-    return Formats(given, forward, backward, recipe.scaling_mode)
+    formats = recipe_formats(recipe)
+    if not isinstance(inp, Float8Tensor):
+        return formats
+    storage = inp.quantized_storage
+    return formats._replace(input=OperandFormat.of(storage.format, storage.mode))

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from te_hal.schema.formats import ScalingMode
-from te_hal.schema.storage import StorageKind
 from te_hal.schema.support import Call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from te_hal.dispatch import GemmCopies
+    from te_hal.quantization.operand_formats import Formats, OperandFormat
     from te_hal.schema.formats import ColumnwiseOrder, ElementFormat
+    from te_hal.schema.storage import StorageKind
     from te_hal.schema.support import Kind
 
 
@@ -53,9 +54,7 @@ class LinearCopies(NamedTuple):
 
 def linear_copies(
     gemm_copies: Callable[[str, ElementFormat, ScalingMode], GemmCopies],
-    forward: ElementFormat,
-    backward: ElementFormat,
-    mode: ScalingMode,
+    formats: Formats,
     *,
     dgrad: bool,
     wgrad: bool,
@@ -63,27 +62,32 @@ def linear_copies(
 ) -> LinearCopies:
     """Which copies of which operand the layer makes and keeps, as the backend answers per layout.
 
+    Each operand is asked about by its own format and mode; one that is not quantized has no copies.
+
     Args:
         gemm_copies: the backend's answer.
-        forward: format of input and weight.
-        backward: format of grad_output.
-        mode: scaling mode of all operands.
+        formats: of the operands.
         dgrad: the input needs a gradient.
         wgrad: the weight needs a gradient.
         keeps_original_input: the backward quantizes the input again.
     """
-    of_fprop = gemm_copies("fprop", forward, mode)
-    of_dgrad = [gemm_copies("dgrad", backward, mode)] * dgrad
-    of_wgrad = [gemm_copies("wgrad", backward, mode)] * wgrad
-    input_read, weight_read = [copies.b for copies in of_wgrad], [copies.b for copies in of_dgrad]
+
+    def read(layout: str, operand: str, of: OperandFormat | None, *, wanted: bool = True) -> list[str]:
+        if of is None or not wanted:
+            return []
+        return [getattr(gemm_copies(layout, of.format, of.mode), operand)]
+
+    input_read = read("wgrad", "b", formats.input, wanted=wgrad)
+    weight_read = read("dgrad", "b", formats.weight, wanted=dgrad)
     input_kept = [] if keeps_original_input else input_read
+    gradient = formats.grad_output
     return LinearCopies(
-        input_made=_union([of_fprop.a, *input_kept]),
-        weight_made=_union([of_fprop.b, *weight_read]),
+        input_made=_union([*read("fprop", "a", formats.input), *input_kept]),
+        weight_made=_union([*read("fprop", "b", formats.weight), *weight_read]),
         input_kept=_union(input_kept),
         weight_kept=_union(weight_read),
         input_remade=_union(input_read if keeps_original_input else []),
-        grad_made=_union([copies.a for copies in (*of_dgrad, *of_wgrad)]),
+        grad_made=_union([*read("dgrad", "a", gradient, wanted=dgrad), *read("wgrad", "a", gradient, wanted=wgrad)]),
     )
 
 
@@ -92,9 +96,9 @@ def _union(names: Iterable[str]) -> Copies:
     return Copies(rowwise="rowwise" in wanted, columnwise="columnwise" in wanted)
 
 
-def operand_kind(fmt: ElementFormat, mode: ScalingMode, copies: Copies, order: ColumnwiseOrder) -> StorageKind:
-    """What a quantized operand with these copies is to a capability answer."""
-    return StorageKind.of(fmt, mode, rowwise=copies.rowwise, columnwise=copies.columnwise, order=order)
+def operand_kind(of: OperandFormat | None, copies: Copies, order: ColumnwiseOrder, plain: Kind) -> Kind:
+    """What an operand is to a capability answer: quantized with these copies, or ``plain`` where it has no format."""
+    return plain if of is None else of.kind(copies, order)
 
 
 def cast_flags(made: StorageKind) -> dict[str, object]:

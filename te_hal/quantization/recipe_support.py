@@ -18,6 +18,7 @@ from te_hal.dispatch import (
     support_for,
 )
 from te_hal.quantization.linear_calls import cast_call, gemm_call, linear_copies, operand_kind
+from te_hal.quantization.operand_formats import recipe_formats
 from te_hal.recipe import DelayedScaling
 from te_hal.schema.errors import UnsupportedError
 from te_hal.schema.support import SUPPORTED, Call, Support
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from te_hal.dispatch import Backend
+    from te_hal.quantization.linear_calls import Copies
     from te_hal.recipe import Recipe
+    from te_hal.schema.support import Kind
 
 #: Activation dtypes, the usual one first: its answer is the one that a refusal shows.
 _ACTIVATIONS = (torch.bfloat16, torch.float16, torch.float32)
@@ -123,9 +126,8 @@ _accepted = _Accepted()
 
 def _question(recipe: Recipe, *, backward: bool) -> tuple[object, ...]:
     """Everything about a recipe that its calls depend on."""
-    formats = [recipe.element_format(forward=forward).name for forward in (True, False)]
     algo = recipe.amax_compute_algo if isinstance(recipe, DelayedScaling) and recipe.updates_by_op else None
-    return (type(recipe), recipe.scaling_mode, *formats, algo, backward)
+    return (type(recipe), recipe_formats(recipe), algo, backward)
 
 
 def _first_no(
@@ -146,19 +148,24 @@ def _recipe_calls(
     recipe: Recipe, backend: Backend, device: torch.device, dtype: torch.dtype, *, backward: bool
 ) -> Iterator[Call]:
     """The calls of a linear layer without bias in one activation dtype, and the update of its scales."""
-    mode, order = recipe.scaling_mode, backend.columnwise_order
-    forward_format, backward_format = (recipe.element_format(forward=forward) for forward in (True, False))
-    copies = linear_copies(backend.gemm_copies, forward_format, backward_format, mode, dgrad=backward, wgrad=backward)
+    formats, order = recipe_formats(recipe), backend.columnwise_order
+    copies = linear_copies(backend.gemm_copies, formats, dgrad=backward, wgrad=backward)
+
+    def kind(role: str, wanted: Copies) -> Kind:
+        return operand_kind(getattr(formats, role), wanted, order, dtype)
+
     made = {
-        name: operand_kind(backward_format if name == "grad_made" else forward_format, mode, wanted, order)
-        for name, wanted in copies._asdict().items()
+        "input": kind("input", copies.input_made),
+        "weight": kind("weight", copies.weight_made),
+        "grad_output": kind("grad_output", copies.grad_made),
     }
-    for operand in ("input_made", "weight_made", *["grad_made"] * backward):
-        yield cast_call(device, dtype, made[operand], delayed=recipe.delayed())
-    yield gemm_call("fprop", device, made["input_made"], made["weight_made"], dtype)
+    for role in ("input", "weight", *["grad_output"] * backward):
+        of = getattr(formats, role)
+        yield cast_call(device, dtype, made[role], delayed=of.delayed)
+    yield gemm_call("fprop", device, made["input"], made["weight"], dtype)
     if backward:
-        yield gemm_call("dgrad", device, made["grad_made"], made["weight_kept"], dtype)
-        yield gemm_call("wgrad", device, made["grad_made"], made["input_kept"], dtype)
+        yield gemm_call("dgrad", device, made["grad_output"], kind("weight", copies.weight_kept), dtype)
+        yield gemm_call("wgrad", device, made["grad_output"], kind("input", copies.input_kept), dtype)
     if backward and isinstance(recipe, DelayedScaling) and recipe.updates_by_op:
         kinds = {"amax_history": torch.float32, "scale": torch.float32, "reduced_amax": None}
         yield Call("update_delayed_scale", device, kinds, {"amax_compute_algo": recipe.amax_compute_algo})

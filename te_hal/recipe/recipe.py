@@ -55,7 +55,7 @@ class Recipe(abc.ABC):
     #: The recipe's family, inherited by a user's subclass; the predicates below read it.
     family: ClassVar[str] = ""
 
-    #: Scaling mode of the recipe's quantized tensors.
+    #: Scaling mode of the recipe's quantized tensors; where roles differ, :meth:`mode_of` knows.
     scaling_mode: ClassVar[ScalingMode]
 
     def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401 - validated by the subclass
@@ -95,6 +95,10 @@ class Recipe(abc.ABC):
     @abc.abstractmethod
     def element_format(self, *, forward: bool) -> ElementFormat:
         """The 8-bit code of one direction."""
+
+    def mode_of(self, role: str) -> ScalingMode:  # noqa: ARG002 - recipes with a mode per role look at it
+        """How many elements share a scale in an operand: "input", "weight", "output", "grad_output", "grad_input"."""
+        return self.scaling_mode
 
     @classmethod
     def nvfp4(cls) -> bool:

@@ -194,6 +194,6 @@ def test_a_plan_says_what_it_was_made_for():
     with te.autocast(recipe=recipe.Float8CurrentScaling()):
         module(torch.randn(16, 32))
     (plan,) = module._plans
-    assert plan.key.formats.grad_output.name == "E5M2"
+    assert plan.key.formats.grad_output.format.name == "E5M2"
     assert (plan.key.dgrad, plan.key.wgrad) == (False, True)
     assert plan.dgrad is None

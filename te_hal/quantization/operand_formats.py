@@ -1,0 +1,79 @@
+"""OperandFormat: what the operand of one role becomes, and Formats: all operands of a linear layer's products."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from te_hal.schema.storage import StorageKind
+
+if TYPE_CHECKING:
+    from te_hal.quantization.linear_calls import Copies
+    from te_hal.recipe import Recipe
+    from te_hal.schema.formats import ColumnwiseOrder, ElementFormat, ScalingMode
+
+
+class OperandFormat:
+    """Element format, scaling mode, and where the scale comes from. Interned: equal ones are one object.
+
+    Attributes:
+        format: of the codes.
+        mode: how many elements share a scale.
+        delayed: the scale is given and amax is recorded on the way; else the operand's own amax gives it.
+    """
+
+    __slots__ = ("delayed", "format", "mode")
+
+    _known: dict[tuple[object, ...], OperandFormat] = {}  # noqa: RUF012 - the intern table
+
+    format: ElementFormat
+    mode: ScalingMode
+    delayed: bool
+
+    @classmethod
+    def of(cls, fmt: ElementFormat, mode: ScalingMode, *, delayed: bool = False) -> OperandFormat:
+        """The one object with these properties."""
+        key = (fmt, mode, delayed)
+        known = cls._known.get(key)
+        if known is None:
+            known = cls()
+            known.format, known.mode, known.delayed = key
+            known = cls._known.setdefault(key, known)
+        return known
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Copies and pickles give the interned object: plans compare by identity."""
+        return _interned, (self.format, self.mode, self.delayed)
+
+    def __repr__(self) -> str:
+        return f"{self.format.name}/{self.mode.value}{'/delayed' if self.delayed else ''}"
+
+    def kind(self, copies: Copies, order: ColumnwiseOrder) -> StorageKind:
+        """What the operand with these copies is to a capability answer."""
+        return StorageKind.of(self.format, self.mode, rowwise=copies.rowwise, columnwise=copies.columnwise, order=order)
+
+
+def _interned(fmt: ElementFormat, mode: ScalingMode, delayed: bool) -> OperandFormat:
+    return OperandFormat.of(fmt, mode, delayed=delayed)
+
+
+class Formats(NamedTuple):
+    """What the operands of a linear layer become, by role; None for one that its products take unquantized."""
+
+    input: OperandFormat | None
+    weight: OperandFormat | None
+    output: OperandFormat | None
+    grad_output: OperandFormat | None
+    grad_input: OperandFormat | None
+
+
+def recipe_formats(recipe: Recipe) -> Formats:
+    """Formats under a recipe whose quantizers follow from its fields."""
+    forward, backward = recipe.element_format(forward=True), recipe.element_format(forward=False)
+    delayed, mode = recipe.delayed(), recipe.mode_of
+    return Formats(
+        OperandFormat.of(forward, mode("input"), delayed=delayed),
+        OperandFormat.of(forward, mode("weight"), delayed=delayed),
+        OperandFormat.of(forward, mode("output"), delayed=delayed),
+        OperandFormat.of(backward, mode("grad_output"), delayed=delayed),
+        OperandFormat.of(backward, mode("grad_input"), delayed=delayed),
+    )
