@@ -9,6 +9,7 @@ from te_hal.modules.attention import (
     apply_rotary_pos_emb,
 )
 from te_hal.modules.layernorm import LayerNorm
+from te_hal.modules.layernorm_linear import LayerNormLinear
 from te_hal.modules.linear import Linear
 from te_hal.modules.rmsnorm import RMSNorm
 from te_hal.modules.rng_tracker import CudaRNGStatesTracker, RNGStatesTracker
@@ -37,6 +38,7 @@ __all__ = [
     "Float8Quantizer",
     "Float8Tensor",
     "LayerNorm",
+    "LayerNormLinear",
     "Linear",
     "MultiheadAttention",
     "QuantizedStorage",
@@ -72,7 +74,6 @@ _LATER = (
     "IdentityTensor",
     "IdentityTensorStorage",
     "InferenceParams",
-    "LayerNormLinear",
     "LayerNormMLP",
     "MXFP8Quantizer",
     "MXFP8Tensor",

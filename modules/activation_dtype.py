@@ -64,3 +64,8 @@ def cast_if_needed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if tensor.dtype == dtype or isinstance(tensor, Float8Tensor):
         return tensor
     return tensor.to(dtype)
+
+
+def plain_input(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``tensor`` in ``dtype``, with autograd; dequantized if need be."""
+    return tensor.dequantize(dtype=dtype) if isinstance(tensor, Float8Tensor) else cast_if_needed(tensor, dtype)

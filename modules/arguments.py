@@ -18,8 +18,6 @@ _FEATURES = {
     "tp_group": "tensor parallelism",
     "tp_size": "tensor parallelism",
     "parallel_mode": "tensor parallelism",
-    "get_rng_state_tracker": "the RNG tracker",
-    "rng_tracker_name": "the RNG tracker",
     "ub_overlap_ag": "overlap of communication and gemm",
     "ub_overlap_rs": "overlap of communication and gemm",
     "ub_overlap_rs_dgrad": "overlap of communication and gemm",
@@ -28,6 +26,10 @@ _FEATURES = {
     "ub_name": "overlap of communication and gemm",
     "delay_wgrad_compute": "delayed wgrad",
     "symmetric_ar_type": "symmetric-memory all-reduce",
+    "return_layernorm_output_gathered": "sequence parallelism",
+    "set_parallel_mode": "tensor parallelism",
+    "seq_length": "preparing kernels for a size",
+    "micro_batch_size": "preparing kernels for a size",
     "sm_margin": "multiprocessors left free on NVIDIA GPUs",
 }
 

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from te_hal.modules.plan import make_plan
-from te_hal.modules.plan_cache import PlanCache
+from te_hal.modules.linear_call import LinearCall, Quantizers
 from te_hal.modules.scaling import build_scaling
 from te_hal.modules.scaling_checkpoint import load_scaling, save_scaling
 from te_hal.modules.state_dict import OptionalExtraState
 from te_hal.modules.weight_cache import WeightCache
+from te_hal.quantization.scaling_state import DelayedScalingState
 from te_hal.schema.errors import StateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from te_hal.modules.main_grad import FirstMicrobatch
     from te_hal.modules.plan import LinearPlan
-    from te_hal.modules.plan_key import PlanKey
+    from te_hal.modules.plan_cache import PlanCache
     from te_hal.modules.scaling import Scaling
     from te_hal.quantization import Quantizer
     from te_hal.quantization.autocast import Frame
@@ -37,7 +38,12 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
     same one changed) rebuilds the quantizers and drops cached weights; a delayed-scaling state goes along, with its
     scales adapted to a new margin or format.
 
+    Args:
+        name: for messages.
+        plans: what the module's calls run.
+
     Attributes:
+        num_gemms: products of the module; each has slots of its own in scaling state and quantizers.
         fp8: whether the last forward ran in FP8.
         fp8_initialized: whether scaling state exists.
         fp8_calibration: whether the last forward calibrated.
@@ -46,18 +52,20 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         quantizers: ``scaling_fwd`` and ``scaling_bwd``, each a list in slot order.
     """
 
-    def __init__(self, name: str | None) -> None:
+    num_gemms: ClassVar[int] = 1
+
+    def __init__(self, name: str | None, plans: PlanCache[Any, Any]) -> None:
         super().__init__()
         self.name = name
         self.fp8 = False
         self.fp8_calibration = False
         self._weight_cache = WeightCache()
-        self._plans: PlanCache[PlanKey, LinearPlan] = PlanCache(make_plan)
+        self._plans = plans
         self._scaling: dict[str, Scaling] = {}
         self._in_use: str | None = None
         self._observer_of: Callable[[str, int], QuantizeObserver] | None = None
         self.fp8_initialized = False
-        self.fp8_meta: dict[str, Any] = {"recipe": None, "num_gemms": 1}
+        self.fp8_meta: dict[str, Any] = {"recipe": None, "num_gemms": self.num_gemms}
         self.quantizers: dict[str, list[Quantizer]] = {"scaling_fwd": [], "scaling_bwd": []}
 
     @property
@@ -97,7 +105,7 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
                 self._install(recipe.family)
             self.fp8_meta["recipe"] = recipe
             return
-        self._scaling[recipe.family] = build_scaling(recipe, device, held)
+        self._scaling[recipe.family] = build_scaling(recipe, device, held, self.num_gemms)
         self._install(recipe.family)
 
     def _install(self, family: str) -> None:
@@ -144,7 +152,7 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         """Start scaling state anew, as for weights that come from elsewhere."""
         self._scaling.clear()
         self._in_use = None
-        self.fp8_meta = {"recipe": None, "num_gemms": 1}
+        self.fp8_meta = {"recipe": None, "num_gemms": self.num_gemms}
         self.quantizers = {"scaling_fwd": [], "scaling_bwd": []}
         self.fp8_initialized = False
         self.clear_weight_caches()
@@ -194,7 +202,7 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         Raises:
             CheckpointError: written by neither, cut short, altered, or of another shape.
         """
-        loaded = None if state is None else load_scaling(state, self.label)
+        loaded = None if state is None else load_scaling(state, self.label, self.num_gemms)
         self.forget_scaling_state()
         if loaded is not None:
             self._scaling[loaded.recipe.family] = loaded
@@ -207,6 +215,7 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         weight: torch.Tensor,
         plan: LinearPlan,
         is_first_microbatch: bool | None,
+        gemm: int = 0,
     ) -> QuantizedStorage:
         """A weight for the gemms: kept since the first microbatch, or quantized now.
 
@@ -216,12 +225,13 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
             weight: detached, in the activation dtype.
             plan: says which copies.
             is_first_microbatch: None: quantize. True: quantize and keep. False: take what is kept, if it fits.
+            gemm: number of the product that reads it.
         """
         kept = self._weight_cache.get(name, parameters, plan) if is_first_microbatch is False else None
         if kept is not None:
             return kept
         made = plan.copies.weight_made
-        storage = self.quantizers["scaling_fwd"][1].quantize_storage(
+        storage = self.quantizers["scaling_fwd"][3 * gemm + 1].quantize_storage(
             weight,
             rowwise=made.rowwise,
             columnwise=made.columnwise,
@@ -230,6 +240,47 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         if is_first_microbatch is not None:
             self._weight_cache.put(name, storage, parameters, plan)
         return storage
+
+    def calibrate(self, *tensors: torch.Tensor, gemm: int = 0) -> None:
+        """Record the amax of what a product reads, input before weight, without quantizing it."""
+        for quantizer, tensor in zip(self.quantizers["scaling_fwd"][3 * gemm :], tensors, strict=False):
+            quantizer.calibrate(tensor)
+
+    def note_forward(self, frame: Frame) -> None:
+        """Have the forward scaling state updated when the region ends, as this forward records an amax in it."""
+        state = self.fp8_meta.get("scaling_fwd") if frame.enabled or frame.calibrating else None
+        if frame.region is not None and isinstance(state, DelayedScalingState):
+            frame.region.queue.add(state, forward=True)
+
+    def linear_call(
+        self,
+        label: str,
+        frame: Frame,
+        plan: LinearPlan,
+        parameter: torch.Tensor,
+        first: FirstMicrobatch | None,
+        *,
+        updates_backward: bool,
+        gemm: int = 0,
+    ) -> LinearCall:
+        """What the autograd Function needs for one product besides tensors.
+
+        Args:
+            label: for messages.
+            frame: the autocast in force.
+            plan: of the product.
+            parameter: its weight, as the user holds it.
+            first: what its weight gradient belongs to.
+            updates_backward: the backward of this product is the last of the module's and may end with an update of
+                backward scaling states: it does if it is the first FP8 module of its region.
+            gemm: number of the product.
+        """
+        if not frame.enabled:
+            return LinearCall(label, plan, None, parameter, first, None, updates_backward=False)
+        region = frame.region
+        quantizers = Quantizers.of(self.quantizers, self.fp8_meta["scaling_bwd"], gemm)
+        updates = updates_backward and region is not None and region.take_first()
+        return LinearCall(label, plan, quantizers, parameter, first, region, updates)
 
 
 def _ordered(quantizer: Quantizer, order: ColumnwiseOrder) -> Quantizer:

@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed
 from te_hal.modules.arguments import check_callable, check_dtype, check_flags, check_size, refuse_later
+from te_hal.modules.call_checks import check_call
 from te_hal.modules.device import parameter_device
 from te_hal.modules.fp8_module import Fp8Module
-from te_hal.modules.linear_call import LinearCall, Quantizers
+from te_hal.modules.gemm_parameters import DEFAULT_INIT, GemmParameters
 from te_hal.modules.linear_function import LinearFunction
-from te_hal.modules.main_grad import FirstMicrobatch, Microbatches, main_grad_dtype
+from te_hal.modules.main_grad import Microbatches, main_grad_dtype
+from te_hal.modules.plan import make_plan
+from te_hal.modules.plan_cache import PlanCache
 from te_hal.modules.plan_key import plan_key
-from te_hal.modules.recompute import refuse_recompute
+from te_hal.modules.rng_tracker import forked
 from te_hal.modules.shape_rule import check_fp8_shape
-from te_hal.modules.split_parameters import resolve_splits
-from te_hal.modules.transforms import refuse_transforms, run_eagerly
+from te_hal.modules.split_parameters import refuse_several, resolve_splits
+from te_hal.modules.transforms import run_eagerly
 from te_hal.quantization import Float8Tensor
 from te_hal.quantization.autocast import current_frame
-from te_hal.quantization.scaling_state import DelayedScalingState
 from te_hal.recipe import DelayedScaling
-from te_hal.schema.errors import ArgumentError, ArgumentTypeError
+from te_hal.schema.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from te_hal.modules.plan import LinearPlan
     from te_hal.quantization.autocast import Frame
-
-_INIT_STD = 0.023
 
 _LATER_DEFAULTS: dict[str, object] = {
     "sequence_parallel": False,
     "tp_group": None,
     "tp_size": 1,
-    "get_rng_state_tracker": None,
-    "rng_tracker_name": None,
     "parallel_mode": None,
     "ub_overlap_ag": False,
     "ub_overlap_rs": False,
@@ -58,6 +54,8 @@ class Linear(Fp8Module):
         in_features: size of the input's last dimension; divisible by 16 for FP8.
         out_features: size of the output's last dimension; divisible by 8 for FP8 (16 for a layer that follows).
         fuse_wgrad_accumulation: put the weight gradient into ``weight.main_grad`` (see te_hal.modules.main_grad).
+        get_rng_state_tracker: gives the RNG tracker under whose fork weights are initialised; None: outside of any.
+        rng_tracker_name: of that fork; None: the tracker's default.
         init_method: called with each weight to fill it in place; None: normal, mean 0, deviation 0.023.
         bias: have a bias, which starts at 0.
         return_bias: do not add the bias but return ``(output, bias)``.
@@ -67,9 +65,9 @@ class Linear(Fp8Module):
         device: None: the current backend's.
         save_original_input: keep the unquantized input for backward and quantize it again there.
         name: for messages.
-        sequence_parallel, tp_group, tp_size, get_rng_state_tracker, rng_tracker_name, parallel_mode,
-            ub_overlap_ag, ub_overlap_rs, ub_overlap_rs_dgrad, ub_bulk_dgrad, ub_bulk_wgrad, ub_name,
-            delay_wgrad_compute, symmetric_ar_type: of later features; anything but the default is refused by name.
+        sequence_parallel, tp_group, tp_size, parallel_mode, ub_overlap_ag, ub_overlap_rs, ub_overlap_rs_dgrad,
+            ub_bulk_dgrad, ub_bulk_wgrad, ub_name, delay_wgrad_compute, symmetric_ar_type: of later features; anything
+            but the default is refused by name.
 
     Raises:
         UnsupportedError: an argument of a later feature.
@@ -114,44 +112,38 @@ class Linear(Fp8Module):
         }
         check_flags("Linear", flags)
         check_callable("Linear: init_method", init_method)
-        super().__init__(name)
+        check_callable("Linear: get_rng_state_tracker", get_rng_state_tracker)
+        super().__init__(name, PlanCache(make_plan))
         self.in_features = check_size("Linear: in_features", in_features)
         self.out_features = check_size("Linear: out_features", out_features)
         self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
         self.use_bias, self.return_bias = bias, return_bias
         self.save_original_input = save_original_input
-        self.init_method = init_method or partial(torch.nn.init.normal_, mean=0.0, std=_INIT_STD)
-        splits = resolve_splits(out_features, parameters_split)
-        self.weight_names = [f"{split}weight" for split in splits]
-        self.bias_names = [f"{split}bias" for split in splits] if bias else []
+        self.init_method = init_method or DEFAULT_INIT
+        self.get_rng_state_tracker, self.rng_tracker_name = get_rng_state_tracker, rng_tracker_name
+        splits = resolve_splits("Linear", out_features, parameters_split)
         if fuse_wgrad_accumulation:
-            _refuse_several(splits)
+            refuse_several("Linear", splits)
+        self._gemm = GemmParameters(in_features, splits, bias=bias)
         self._microbatches = Microbatches()
         dtype = check_dtype("Linear: params_dtype", params_dtype)
-        self._make_parameters(splits, dtype, parameter_device(device, "Linear: device"))
-
-    def _make_parameters(self, splits: Mapping[str, int], dtype: torch.dtype, device: torch.device) -> None:
-        for split, rows in splits.items():
-            weight = torch.empty(rows, self.in_features, dtype=dtype, device=device)
-            self.register_parameter(f"{split}weight", torch.nn.Parameter(weight))
-            if self.use_bias:
-                self.register_parameter(
-                    f"{split}bias", torch.nn.Parameter(torch.empty(rows, dtype=dtype, device=device))
-                )
-            else:
-                # As in Transformer Engine: the attribute exists, but holds nothing and is no parameter.
-                setattr(self, f"{split}bias", torch.empty(0, dtype=dtype, device=device))
+        self._gemm.register(self, dtype, parameter_device(device, "Linear: device"))
         self.reset_parameters()
+
+    @property
+    def weight_names(self) -> list[str]:
+        """Names of the weights, in order."""
+        return self._gemm.weight_names
+
+    @property
+    def bias_names(self) -> list[str]:
+        """Names of the biases, in order; none without a bias."""
+        return self._gemm.bias_names
 
     def reset_parameters(self) -> None:
         """Initialise weights by ``init_method`` and biases to 0, in place; on the meta device nothing happens."""
-        with torch.no_grad():
-            for name in self.weight_names:
-                weight = getattr(self, name)
-                if not weight.is_meta:
-                    self.init_method(weight)
-            for name in self.bias_names:
-                getattr(self, name).zero_()
+        with forked(self.get_rng_state_tracker, self.rng_tracker_name):
+            self._gemm.fill(self, self.init_method)
 
     @run_eagerly
     def forward(
@@ -181,11 +173,15 @@ class Linear(Fp8Module):
             UnsupportedError: the backend lacks the recipe; an FP8 forward inside a backward, as in recompute.
         """
         frame, label = current_frame(), self.label
-        self._check_call(label, inp, is_first_microbatch, frame)
+        check_call(self, inp, ("in_features", self.in_features), is_first_microbatch, frame)
+        if frame.enabled:
+            self._check_fp8(label, tuple(inp.shape), frame)
         if fp8_output is not False or fp8_grad is not False:
             check_flags(label, {"fp8_output": fp8_output, "fp8_grad": fp8_grad})
-        weights, weight, bias, dtype = self._operands(label, inp)
-        inp = _as_input(inp, dtype, fp8=frame.enabled)
+        weights, weight, bias = self._gemm.read(self, label)
+        dtype = activation_dtype(label, inp, weight=weight, bias=bias)
+        inp, weight = _as_input(inp, dtype, fp8=frame.enabled), cast_if_needed(weight, dtype)
+        bias = None if bias is None else cast_if_needed(bias, dtype)
         added = None if self.return_bias else bias
         fused = self.fuse_wgrad_accumulation and torch.is_grad_enabled() and weight.requires_grad
         plan = self._plans.get(
@@ -205,54 +201,16 @@ class Linear(Fp8Module):
         if frame.enabled:
             quantized = self.quantized_weight("weight", weights, weight.detach(), plan, is_first_microbatch)
         elif frame.calibrating:
-            self._record_amax_of(inp, weight)
+            self.calibrate(inp, weight)
         first = self._microbatches.note(is_first_microbatch) if plan.key.main_grad_dtype is not None else None
-        call = self._call(label, frame, plan, weights[0], first)
+        self.note_forward(frame)
+        call = self.linear_call(
+            label, frame, plan, weights[0], first, updates_backward=plan.key.dgrad or plan.key.wgrad
+        )
         output: torch.Tensor = LinearFunction.apply(inp, weight, added, quantized, call)  # type: ignore[no-untyped-call]
         if self.return_bias:
             return output, bias if bias is not None else torch.empty(0, dtype=dtype, device=inp.device)
         return output
-
-    def _operands(
-        self, label: str, inp: torch.Tensor
-    ) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor | None, torch.dtype]:
-        """The weights as the user holds them; weight and bias as one each in the activation dtype; that dtype."""
-        weights = [getattr(self, name) for name in self.weight_names]
-        weight, bias = _joined(weights), _joined([getattr(self, name) for name in self.bias_names])
-        dtype = activation_dtype(label, inp, weight=weight, bias=bias)
-        # Bound kernels check no shapes, and parameters can be replaced.
-        if weight.shape != (self.out_features, self.in_features):
-            raise _replaced(label, "weight", weight, (self.out_features, self.in_features))
-        if bias is None:
-            return weights, cast_if_needed(weight, dtype), None, dtype
-        if bias.shape != (self.out_features,):
-            raise _replaced(label, "bias", bias, (self.out_features,))
-        return weights, cast_if_needed(weight, dtype), cast_if_needed(bias, dtype), dtype
-
-    def _check_call(self, label: str, inp: object, is_first_microbatch: object, frame: Frame) -> None:
-        """Refuse what cannot work, before anything has changed."""
-        refuse_transforms(label)
-        refuse_recompute(label, fp8=self.fp8 or frame.enabled)
-        if not isinstance(inp, torch.Tensor):
-            raise ArgumentTypeError(
-                label, got=f"a {type(inp).__name__}", accepted="a torch.Tensor", todo="pass a tensor"
-            )
-        if inp.dim() == 0 or inp.shape[-1] != self.in_features:
-            raise ArgumentError(
-                f"{label}: input",
-                got=f"shape {tuple(inp.shape)}",
-                accepted=f"[..., {self.in_features}], as in_features={self.in_features}",
-                todo="check which layer feeds this one",
-            )
-        if is_first_microbatch is not None and not isinstance(is_first_microbatch, bool):
-            raise ArgumentError(
-                f"{label}: is_first_microbatch",
-                got=repr(is_first_microbatch),
-                accepted="None, True, False",
-                todo="pass a bool",
-            )
-        if frame.enabled:
-            self._check_fp8(label, tuple(inp.shape), frame)
 
     def _check_fp8(self, label: str, shape: tuple[int, ...], frame: Frame) -> None:
         check_fp8_shape(label, "input", shape)
@@ -265,53 +223,9 @@ class Linear(Fp8Module):
                 todo="use Float8CurrentScaling, or leave save_original_input out",
             )
 
-    def _record_amax_of(self, *tensors: torch.Tensor) -> None:
-        for quantizer, tensor in zip(self.quantizers["scaling_fwd"], tensors, strict=False):
-            quantizer.calibrate(tensor)
-
-    def _call(
-        self, label: str, frame: Frame, plan: LinearPlan, parameter: torch.Tensor, first: FirstMicrobatch | None
-    ) -> LinearCall:
-        """What the autograd Function needs besides tensors; notes which states this call records an amax in."""
-        region, meta, key = frame.region, self.fp8_meta, plan.key
-        state = meta.get("scaling_fwd") if frame.enabled or frame.calibrating else None
-        if region is not None and isinstance(state, DelayedScalingState):
-            region.queue.add(state, forward=True)
-        if not frame.enabled:
-            return LinearCall(label, plan, None, parameter, first, None, updates_backward=False)
-        quantizers = Quantizers.of(self.quantizers, meta["scaling_bwd"])
-        updates = region is not None and (key.dgrad or key.wgrad) and region.take_first()
-        return LinearCall(label, plan, quantizers, parameter, first, region, updates)
-
     def extra_repr(self) -> str:
         """Sizes, for ``print(model)``."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.use_bias}"
-
-
-def _refuse_several(splits: Mapping[str, int]) -> None:
-    if len(splits) > 1:
-        raise ArgumentError(
-            "Linear: fuse_wgrad_accumulation",
-            got=f"{len(splits)} weights by parameters_split",
-            accepted="one weight: its gradient is written into one main_grad",
-            todo="leave one of the two arguments out",
-        )
-
-
-def _replaced(label: str, name: str, parameter: torch.Tensor, shape: tuple[int, ...]) -> ArgumentError:
-    return ArgumentError(
-        f"{label}: {name}",
-        got=f"shape {tuple(parameter.shape)}",
-        accepted=f"{shape}, the shape that the layer was made with",
-        todo="make a new layer for other sizes",
-    )
-
-
-def _joined(parts: Sequence[torch.Tensor]) -> Any:  # noqa: ANN401 - a tensor unless there are no parts
-    """Split parameters as one tensor; None without any."""
-    if len(parts) > 1:
-        return torch.cat(list(parts))
-    return parts[0] if parts else None
 
 
 def _as_input(inp: torch.Tensor, dtype: torch.dtype, *, fp8: bool) -> torch.Tensor:

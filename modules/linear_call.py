@@ -1,4 +1,4 @@
-"""LinearCall: one forward of a linear layer as its autograd Function sees it, everything but the tensors."""
+"""LinearCall: one product in a module's forward as its autograd Function sees it, everything but the tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Quantizers(NamedTuple):
-    """The quantizers of one call, and the state that rolls after its backward."""
+    """The quantizers of one product, and the state that rolls after its backward."""
 
     input: Quantizer
     weight: Quantizer
@@ -27,10 +27,13 @@ class Quantizers(NamedTuple):
     backward_state: ScalingState
 
     @classmethod
-    def of(cls, quantizers: Mapping[str, Sequence[Quantizer]], backward_state: ScalingState) -> Quantizers:
-        """From a module's quantizers by direction, in slot order."""
-        fprop, backward = quantizers["scaling_fwd"], quantizers["scaling_bwd"]
-        return cls(fprop[0], fprop[1], fprop[2], backward[0], backward[1], backward_state)
+    def of(
+        cls, quantizers: Mapping[str, Sequence[Quantizer]], backward_state: ScalingState, gemm: int = 0
+    ) -> Quantizers:
+        """From a module's quantizers by direction, in slot order; those of its product number ``gemm``."""
+        inp, weight, output = quantizers["scaling_fwd"][3 * gemm : 3 * gemm + 3]
+        grad_output, grad_input = quantizers["scaling_bwd"][2 * gemm : 2 * gemm + 2]
+        return cls(inp, weight, output, grad_output, grad_input, backward_state)
 
 
 class LinearCall(NamedTuple):

@@ -166,7 +166,7 @@ def _bias_grad(key: PlanKey) -> Kernel:
 
 def _bias_grad_quantize(key: PlanKey, copies: LinearCopies, order: ColumnwiseOrder) -> Kernel | None:
     of = key.format_of("grad_output")
-    if of is None or not key.bias_grad or not (key.dgrad or key.wgrad):
+    if of is None or key.grad_is_quantized or not key.bias_grad or not (key.dgrad or key.wgrad):
         return None
     made = of.kind(copies.grad_made, order)
     call = fused_call("bias_grad_quantize", key.device, {"grad_output": key.dtype}, made, delayed=of.delayed)
@@ -186,7 +186,7 @@ def _casts(key: PlanKey, copies: LinearCopies, order: ColumnwiseOrder) -> PlanCa
         return Casts(**{call.op: resolve(call).kernel})
 
     # A bias gradient comes from the same op as the cast.
-    casts_gradient = (key.dgrad or key.wgrad) and not key.bias_grad
+    casts_gradient = (key.dgrad or key.wgrad) and not key.bias_grad and not key.grad_is_quantized
     return PlanCasts(
         input=bind("input", not key.input_is_quantized, key.dtype, copies.input_made),
         weight=bind("weight", True, key.dtype, copies.weight_made),

@@ -24,7 +24,8 @@ class PlanKey(NamedTuple):
         bias_grad: the bias needs a gradient.
         main_grad_dtype: of the tensor that wgrad writes to; None where autograd gets the gradient.
         dgrad, wgrad: the input, the weight needs a gradient.
-        input_is_quantized: the input comes as a Float8Tensor.
+        input_is_quantized: the input comes quantized: as a Float8Tensor, or from the op before.
+        grad_is_quantized: what comes before dgrad and wgrad quantizes the gradient, and sums it for the bias.
         keeps_original_input: the backward quantizes the input again.
         fp8_output, fp8_grad: output, gradient of the input leave as Float8Tensors.
     """
@@ -38,6 +39,7 @@ class PlanKey(NamedTuple):
     dgrad: bool
     wgrad: bool
     input_is_quantized: bool = False
+    grad_is_quantized: bool = False
     keeps_original_input: bool = False
     fp8_output: bool = False
     fp8_grad: bool = False
@@ -62,6 +64,8 @@ def plan_key(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     *,
+    needs_dgrad: bool | None = None,
+    input_is_quantized: bool = False,
     main_grad_dtype: torch.dtype | None = None,
     keeps_original_input: bool = False,
     fp8_output: bool = False,
@@ -74,14 +78,17 @@ def plan_key(
         inp: in the activation dtype; under FP8 possibly a Float8Tensor.
         weight: in the activation dtype.
         bias: what fprop adds, in the activation dtype.
+        needs_dgrad: whether something before needs the gradient of the input; None: whether ``inp`` does.
+        input_is_quantized: the op before quantizes the input, under FP8.
         main_grad_dtype: where wgrad goes to main_grad.
         keeps_original_input: asked for; without effect where there is no wgrad, or the input is quantized already.
         fp8_output: asked for; without effect without FP8.
         fp8_grad: the same, and without effect where there is no dgrad.
     """
     dtype, fp8, grad = weight.dtype, recipe is not None, torch.is_grad_enabled()
-    dgrad, wgrad = grad and inp.requires_grad, grad and weight.requires_grad
-    quantized = isinstance(inp, Float8Tensor)
+    dgrad = grad and (inp.requires_grad if needs_dgrad is None else needs_dgrad)
+    wgrad = grad and weight.requires_grad
+    quantized = isinstance(inp, Float8Tensor) or (input_is_quantized and fp8)
     # Under FP8 an fp32 bias is rounded to bf16, as in Transformer Engine (docs/numerics.md, G4).
     bias_dtype = torch.bfloat16 if fp8 and dtype == torch.float32 else dtype
     return PlanKey(

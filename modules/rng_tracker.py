@@ -6,15 +6,16 @@ disturbed by it.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from te_hal.schema.errors import ArgumentError, StateError, UnknownNameError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
+    from contextlib import AbstractContextManager
 
     #: Device type to the state of its generator, a CPU uint8 tensor.
     States = dict[str, torch.Tensor]
@@ -115,6 +116,14 @@ class RNGStatesTracker:
 
 #: Transformer Engine's name.
 CudaRNGStatesTracker = RNGStatesTracker
+
+
+def forked(get_tracker: Callable[[], Any] | None, name: str | None = None) -> AbstractContextManager[None]:
+    """The fork of a module's tracker, None: under the tracker's default name; nothing changes without a tracker."""
+    if get_tracker is None:
+        return nullcontext()
+    fork: AbstractContextManager[None] = get_tracker().fork() if name is None else get_tracker().fork(name)
+    return fork
 
 
 def _device_types() -> list[str]:

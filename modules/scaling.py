@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from te_hal.quantization import Quantizer
     from te_hal.recipe import Recipe
 
-#: Key in ``fp8_meta`` and ``quantizers``, roles in slot order, and whether it is the forward direction.
+#: Key in ``fp8_meta`` and ``quantizers``, roles of one gemm in slot order, and whether it is the forward direction.
 DIRECTIONS = (("scaling_fwd", FORWARD_ROLES, True), ("scaling_bwd", BACKWARD_ROLES, False))
 
 
@@ -53,7 +53,7 @@ class Scaling:
         return {key: state.make_quantizers() for key, state in self.states.items()}
 
 
-def build_scaling(recipe: Recipe, device: torch.device, before: Scaling | None) -> Scaling:
+def build_scaling(recipe: Recipe, device: torch.device, before: Scaling | None, num_gemms: int = 1) -> Scaling:
     """State for a recipe: new, or that of an earlier recipe of its family, adapted in place.
 
     Adapted, because a graph whose backward is still to come records into the earlier state.
@@ -62,10 +62,12 @@ def build_scaling(recipe: Recipe, device: torch.device, before: Scaling | None) 
         recipe: the user's object.
         device: where state lives.
         before: the earlier state, if any.
+        num_gemms: products of the module; each has a slot of every role.
     """
     if before is None:
         states = {
-            key: make_scaling_state(recipe, roles, forward=forward, device=device) for key, roles, forward in DIRECTIONS
+            key: make_scaling_state(recipe, roles * num_gemms, forward=forward, device=device)
+            for key, roles, forward in DIRECTIONS
         }
     else:
         states = before.states

@@ -37,12 +37,13 @@ def save_scaling(held: Mapping[str, Scaling]) -> torch.Tensor:
     return extra_state.pack(extra_state.SavedState("DelayedScaling", fields, arrays))
 
 
-def load_scaling(state: object, label: str) -> Scaling | None:
+def load_scaling(state: object, label: str, num_gemms: int = 1) -> Scaling | None:
     """The scaling state that an ``_extra_state`` holds, on the CPU; None for zero bytes.
 
     Args:
         state: what the checkpoint holds.
         label: the module's, for messages.
+        num_gemms: the module's.
 
     Raises:
         CheckpointError: neither te_hal's nor Transformer Engine's, cut short, altered, or of another shape.
@@ -53,7 +54,7 @@ def load_scaling(state: object, label: str) -> Scaling | None:
     recipe = _saved_recipe(saved, label)
     states: dict[str, ScalingState] = {}
     for key, roles, forward in DIRECTIONS:
-        fresh = DelayedScalingState(recipe, roles, forward=forward, device=torch.device("cpu"))
+        fresh = DelayedScalingState(recipe, roles * num_gemms, forward=forward, device=torch.device("cpu"))
         fresh.load(*_checked_arrays(saved, key, fresh, label))
         states[key] = fresh
     return Scaling(recipe, (recipe, recipe.version), states)

@@ -130,7 +130,9 @@ def cast_call(device: torch.device, dtype: torch.dtype, made: StorageKind, *, de
     return Call("quantize", device, kinds, {**cast_flags(made), "mode": made.mode})
 
 
-def fused_call(op: str, device: torch.device, kinds: dict[str, Kind], made: StorageKind, *, delayed: bool) -> Call:
+def fused_call(
+    op: str, device: torch.device, kinds: dict[str, Kind], made: StorageKind, *, delayed: bool, **flags: object
+) -> Call:
     """The call of a fused op that casts its result.
 
     Args:
@@ -139,9 +141,11 @@ def fused_call(op: str, device: torch.device, kinds: dict[str, Kind], made: Stor
         kinds: of the op's own operands; scale and amax come on top.
         made: what the result becomes.
         delayed: as in :func:`cast_call`.
+        flags: keyed flags of the op's own.
     """
     scale = torch.float32 if delayed else None
-    return Call(op, device, {**kinds, "scale": scale, "amax": scale}, {**cast_flags(made), "mode": made.mode})
+    own_scale = {**kinds, "scale": scale, "amax": scale}
+    return Call(op, device, own_scale, {**cast_flags(made), "mode": made.mode, **flags})
 
 
 def gemm_call(

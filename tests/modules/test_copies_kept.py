@@ -67,6 +67,30 @@ def test_one_byte_per_element_of_each_operand_that_a_gradient_reads(who, name, b
     assert sum(t.numel() * t.element_size() for t in rest) == 4 * len(wanted)  # a scale_inv each
 
 
+def bytes_kept(kept: list[torch.Tensor]) -> int:
+    """Of what autograd saved, the memory of a tensor that is saved twice counted once."""
+    return sum({t.data_ptr(): t.numel() * t.element_size() for t in kept}.values())
+
+
+#: Bytes that LayerNormLinear keeps in bf16: its input, mean and rstd of each row, the norm's result, weight and gamma.
+LAYERNORM_LINEAR = {
+    "plain": 2 * INPUT + 8 * ROWS + 2 * INPUT + 2 * WEIGHT + 2 * IN,
+    "fp8": 2 * INPUT + 8 * ROWS + INPUT + WEIGHT + 2 * IN + 2 * 4,
+}
+
+
+@pytest.mark.parametrize("name", ["plain", *RECIPES])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_layernorm_linear_keeps_its_input_one_byte_per_normalised_element_and_the_statistics(backend, name):
+    Counting(**BACKENDS[backend])
+    te_hal.set_backend("counting")
+    module = te.LayerNormLinear(IN, OUT, params_dtype=torch.bfloat16)
+    x = torch.randn(ROWS, IN, dtype=torch.bfloat16, requires_grad=True)
+    with saved() as kept, te.autocast(enabled=name != "plain", recipe=RECIPES.get(name, lambda: None)()):
+        module(x)
+    assert bytes_kept(kept) == LAYERNORM_LINEAR["plain" if name == "plain" else "fp8"]
+
+
 @pytest.mark.parametrize("who", NEEDS)
 def test_without_fp8_the_operands_themselves_are_kept(who):
     module, x = layer(NEEDS[who])

@@ -1,0 +1,155 @@
+"""The steps of a product in forward and backward, over plain or quantized operands, for the Functions of modules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from te_hal.modules.main_grad import gradient_for_autograd, main_grad_of, should_accumulate
+from te_hal.modules.rows import plain_rows, quantized_rows
+from te_hal.quantization import Float8CurrentScalingQuantizer, Float8Quantizer, Float8Tensor
+from te_hal.quantization.scaling_state import DelayedScalingState
+from te_hal.schema.storage import QuantizedStorage
+
+if TYPE_CHECKING:
+    from te_hal.modules.linear_call import LinearCall
+    from te_hal.modules.plan import LinearPlan
+    from te_hal.quantization.linear_calls import Copies
+    from te_hal.quantization.quantizer import CastKernels, Quantizer
+
+    Operand = torch.Tensor | QuantizedStorage
+
+
+def quantize(rows: torch.Tensor, quantizer: Quantizer, made: Copies, kernels: CastKernels) -> QuantizedStorage:
+    """The copies that gemms read, by kernels of a plan."""
+    return quantizer.quantize_storage(rows, rowwise=made.rowwise, columnwise=made.columnwise, kernels=kernels)
+
+
+def input_operand(input: torch.Tensor, call: LinearCall) -> Operand:
+    """What fprop reads of ``[..., K]``: its rows, quantized under FP8."""
+    if isinstance(input, Float8Tensor):
+        return quantized_rows(input, call.plan.copies.input_made, call.plan.order)
+    rows = plain_rows(input)
+    if call.quantizers is None:
+        return rows
+    return quantize(rows, call.quantizers.input, call.plan.copies.input_made, call.plan.casts.input)
+
+
+def fprop(input: Operand, weight: Operand, bias: torch.Tensor | None, plan: LinearPlan) -> torch.Tensor:
+    """``input @ weight.T + bias``, ``[M, out_features]``."""
+    key = plan.key
+    output: torch.Tensor = plan.fprop(
+        input,
+        weight,
+        bias=None if bias is None else bias.to(key.bias_dtype),
+        out_dtype=key.result_dtype("output"),
+    )
+    return output
+
+
+def kept_input(input: Operand, plan: LinearPlan) -> Operand | None:
+    """What wgrad will read of the input; None where it will not run."""
+    return _keep(input, plan.copies.input_kept) if plan.key.wgrad else None
+
+
+def kept_weight(weight: Operand, plan: LinearPlan) -> Operand | None:
+    """What dgrad will read of the weight; None where it will not run."""
+    return _keep(weight, plan.copies.weight_kept) if plan.key.dgrad else None
+
+
+def _keep(operand: Operand, kept: Copies) -> Operand | None:
+    if not isinstance(operand, QuantizedStorage):
+        return operand
+    if not (kept.rowwise or kept.columnwise):
+        return None
+    return operand.keep(rowwise=kept.rowwise, columnwise=kept.columnwise)
+
+
+def grad_operand(grad_output: torch.Tensor, call: LinearCall) -> tuple[Operand | None, torch.Tensor | None]:
+    """What dgrad and wgrad read, None where neither runs, and the bias gradient, made from the unquantized one."""
+    plan, quantizers = call.plan, call.quantizers
+    if not (plan.key.dgrad or plan.key.wgrad):
+        return None, _bias_grad(grad_output, plan)
+    if quantizers is None:
+        return plain_rows(grad_output), _bias_grad(grad_output, plan)
+    note_backward(call)
+    made, quantizer = plan.copies.grad_made, quantizers.grad_output
+    if isinstance(grad_output, Float8Tensor) and grad_output.quantized_storage.format is quantizer.format:
+        return quantized_rows(grad_output, made, plan.order), _bias_grad(grad_output, plan)
+    rows = plain_rows(grad_output)
+    if plan.bias_grad_quantize is None:
+        return quantize(rows, quantizer, made, plan.casts.grad_output), None
+    arguments = quantizer.fused_arguments(rowwise=made.rowwise, columnwise=made.columnwise)
+    storage, grad_bias = plan.bias_grad_quantize(rows, **arguments)
+    quantizer.tell_observer(storage, rows)
+    return storage, grad_bias
+
+
+def note_backward(call: LinearCall) -> None:
+    """Have the backward scaling state updated when the region's backward ends: a gradient is about to be cast."""
+    quantizers, region = call.quantizers, call.region
+    if quantizers is not None and region is not None and isinstance(quantizers.backward_state, DelayedScalingState):
+        region.queue.add(quantizers.backward_state, forward=False)
+
+
+def end_backward(call: LinearCall) -> None:
+    """The update of backward scaling states, where it is this call's to make."""
+    if call.updates_backward and call.region is not None:
+        call.region.queue.update(forward=False)
+
+
+def _bias_grad(grad_output: torch.Tensor, plan: LinearPlan) -> torch.Tensor | None:
+    if plan.bias_grad is None:
+        return None
+    gradient: torch.Tensor = plan.bias_grad(plain_rows(grad_output), out_dtype=plan.key.dtype)
+    return gradient
+
+
+def dgrad(grad: Operand, weight: Operand | None, plan: LinearPlan) -> torch.Tensor | None:
+    """``grad @ weight``, ``[M, in_features]``; None where nobody asks for it."""
+    if plan.dgrad is None:
+        return None
+    key = plan.key
+    product: torch.Tensor = plan.dgrad(grad, weight, layout="dgrad", out_dtype=key.result_dtype("grad_input"))
+    return product
+
+
+def wgrad(grad: Operand, kept: Operand | None, call: LinearCall) -> torch.Tensor | None:
+    """``grad.T @ input`` for autograd, or into main_grad; None where nobody asks for it, or main_grad has it.
+
+    Raises:
+        StateError: ``main_grad`` is gone or does not fit any more.
+    """
+    plan, key, quantizers = call.plan, call.plan.key, call.quantizers
+    if quantizers is not None and key.keeps_original_input and isinstance(kept, torch.Tensor):
+        kept = quantize(kept, quantizers.input, plan.copies.input_remade, plan.casts.input_again)
+    if plan.wgrad is not None:
+        gradient: torch.Tensor = plan.wgrad(grad, kept, layout="wgrad", out_dtype=key.dtype)
+        return gradient
+    if key.main_grad_dtype is None:
+        return None
+    main_grad = main_grad_of(call.module, call.parameter, dtype=key.main_grad_dtype)
+    accumulate = should_accumulate(call.parameter, call.first_microbatch)
+    plan.wgrad_into[accumulate](
+        grad, kept, layout="wgrad", out=main_grad, accumulate=accumulate, out_dtype=main_grad.dtype
+    )
+    return gradient_for_autograd(call.parameter, key.dtype)
+
+
+def quantized_output(output: torch.Tensor, call: LinearCall) -> torch.Tensor:
+    """The layer's result as it leaves: a Float8Tensor where the call asks for it."""
+    if not call.plan.key.fp8_output or call.quantizers is None:
+        return output
+    return quantize_result(output, call.quantizers.output, call.plan.casts.output, call.plan.key.dtype)
+
+
+def quantize_result(
+    result: torch.Tensor, quantizer: Quantizer, kernels: CastKernels, dtype: torch.dtype
+) -> Float8Tensor:
+    """A result in ``dtype`` as a Float8Tensor, rowwise copy only."""
+    storage = quantizer.quantize_storage(result, rowwise=True, columnwise=False, kernels=kernels)
+    if isinstance(quantizer, Float8Quantizer):
+        # Later writes into the result (autograd summing gradients in place) are none of the module's amax.
+        quantizer = Float8CurrentScalingQuantizer(quantizer.format.dtype)
+    return Float8Tensor(storage.with_tensors(storage.tensors(), dtype), quantizer=quantizer)
