@@ -36,13 +36,19 @@ TE_DEVICE void load_gradients(const RowOperand<Shape, Reader>& input, const RowO
     for (int i = 0; i < 8; ++i) n[i] = n[i] * statistics.rstd;
 }
 
+// Mean and rstd of a row; of none where there is no such row.
+template <bool kCentered, class Reader>
+TE_DEVICE RowStatistics load_statistics(const NormBackward<Reader>& norm, int64_t row) {
+    if (row >= norm.rows) return {0.0f, 0.0f};
+    return {kCentered ? norm.mean[row] : 0.0f, norm.rstd[row]};
+}
+
 // grad_input = rstd * (grad * gamma - (mean of that) - n * (mean of that times n)). visit(k, n, grad) sees each octet
 // once; used(k, col, left) is called when an octet is no longer needed.
 template <bool kCentered, class Shape, class Reader, class Visit, class Used>
 TE_DEVICE void row_gradient(const RowOperand<Shape, Reader>& input, const RowOperand<Shape, Reader>& grad,
-                            const NormBackward<Reader>& norm, int64_t row, RowReducer<Shape>& reducer,
-                            const Visit& visit, const Used& used) {
-    const RowStatistics statistics = {kCentered ? norm.mean[row] : 0.0f, norm.rstd[row]};
+                            const NormBackward<Reader>& norm, int64_t row, const RowStatistics& statistics,
+                            RowReducer<Shape>& reducer, const Visit& visit, const Used& used) {
     FourSums sums, projections;
     float n[8], g[8], gamma[8];
     each_existing_octet<Shape>(norm.cols, [&](int k, int64_t col, int64_t left) {
@@ -137,14 +143,19 @@ norm_gradients(NormBackward<Reader> norm) {
     int64_t row = first_row<Shape>();
     input.load(norm.input, row * norm.cols, row < norm.rows ? norm.cols : 0);
     grad.load(norm.grad, row * norm.cols, row < norm.rows ? norm.cols : 0);
+    RowStatistics statistics = load_statistics<kCentered>(norm, row);
     for (; row < norm.rows; row += row_step<Shape>()) {
         // The next row is on its way while this one's results are still being formed.
         const int64_t next = row + row_step<Shape>();
-        row_gradient<kCentered>(input, grad, norm, row, reducer, add, [&](int k, int64_t col, int64_t left) {
-            const int64_t count = next < norm.rows ? left : 0;
-            input.reload(norm.input, k, next * norm.cols + col, count);
-            grad.reload(norm.grad, k, next * norm.cols + col, count);
-        });
+        RowStatistics coming = {0.0f, 0.0f};
+        row_gradient<kCentered>(input, grad, norm, row, statistics, reducer, add,
+                                [&](int k, int64_t col, int64_t left) {
+                                    const int64_t count = next < norm.rows ? left : 0;
+                                    if (k == 0) coming = load_statistics<kCentered>(norm, next);
+                                    input.reload(norm.input, k, next * norm.cols + col, count);
+                                    grad.reload(norm.grad, k, next * norm.cols + col, count);
+                                });
+        statistics = coming;
     }
     float* const into = norm.partials + block_index() * norm.cols * (kCentered ? 2 : 1);
     leave_row_sums<Shape>(grad_gamma, norm.cols, shared, into);
@@ -161,8 +172,8 @@ TE_KERNEL norm_input_gradients(NormBackward<Reader> norm) {
         input.load(norm.input, row * norm.cols, norm.cols);
         grad.load(norm.grad, row * norm.cols, norm.cols);
         row_gradient<kCentered>(
-            input, grad, norm, row, reducer, [](int, const float(&)[8], const float(&)[8]) {},
-            [](int, int64_t, int64_t) {});
+            input, grad, norm, row, load_statistics<kCentered>(norm, row), reducer,
+            [](int, const float(&)[8], const float(&)[8]) {}, [](int, int64_t, int64_t) {});
     }
 }
 
