@@ -19,16 +19,17 @@ OLDEST_TORCH := 2.7.1
 .DEFAULT_GOAL := help
 # Two pips in one environment at the same time break it.
 .NOTPARALLEL:
-.PHONY: help demo test full lint types kernels-host kernels-cuda kernels-musa fuzz wheel remote-env clean
+.PHONY: help demo test full lint types kernels-host kernels-cuda kernels-musa sanitize fuzz wheel remote-env clean
 
 help:
 	@echo "make demo    install the command-line tool and compare FP8 recipes with BF16"
 	@echo "make test    the quick test suite"
-	@echo "make full    every test, then the core ones under torch $(OLDEST_TORCH); writes benchmarks/results/full.json"
+	@echo "make full    every test, the core ones under torch $(OLDEST_TORCH), kernels under sanitizers; writes benchmarks/results/full.json"
 	@echo "make lint    ruff: rules and formatting"
 	@echo "make types   mypy, strict, over the whole package"
 	@echo "make wheel   source archive and wheel in dist/"
 	@echo "make kernels-host, kernels-cuda, kernels-musa  the kernel library of a target, in the user's cache"
+	@echo "make sanitize  the tests of the kernels, on the host library's build with the sanitizers"
 	@echo "make fuzz    a minute of random calls of every kernel entry, under the address sanitizer"
 	@echo "make remote-env  a folder with which the checkout runs on a machine without a package index"
 	@echo "make clean   remove build products and caches; the environments stay"
@@ -56,6 +57,9 @@ wheel: $(VENV)/.installed-dev
 
 kernels-host kernels-cuda kernels-musa: kernels-%: $(VENV)/.installed-test
 	$(BIN)/python -m te_hal.ffi.build --target $*
+
+sanitize: $(VENV)/.installed-test
+	$(BIN)/python .ci/sanitized.py -q -n 2
 
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -q -m slow tests/ffi/test_fuzz.py

@@ -1,4 +1,4 @@
-"""Run every test here and the core ones under the oldest supported torch, and record both.
+"""Run every test here, the core ones under the oldest supported torch, the kernels' under sanitizers; record all.
 
 Usage: python .ci/full.py --oldest PYTHON_OF_THE_OLDEST_ENVIRONMENT
 
@@ -22,6 +22,8 @@ RECORD = ROOT / "benchmarks" / "results" / "full.json"
 # A test file with one of these words in its stem also runs under the oldest torch: torch's own FP8 cast, and
 # what it saves and loads, changed between versions.
 CORE = ("cast", "decode", "amax", "scale", "state", "import")
+# Ten minutes of random calls on the sanitizers' build.
+FUZZING = {"KERNEL_TEST_FUZZ_SECONDS": "600"}
 VERSIONS = """
 import json, platform
 from importlib.metadata import version
@@ -60,13 +62,13 @@ def core_tests(root: Path = ROOT) -> list[str]:
     return sorted(str(file.relative_to(root)) for file in chosen)
 
 
-def run_suite(name: str, python: str, files: list[str]) -> Outcome:
-    """Run `files` with `python`, slow tests included."""
+def run_suite(name: str, python: str, files: list[str], program: tuple[str, ...] = ("-m", "pytest")) -> Outcome:
+    """Run `files` with `python`, slow tests included; `program` is pytest, or what passes its arguments on to it."""
     versions = subprocess.run([python, "-c", VERSIONS], check=True, capture_output=True, text=True, cwd=ROOT)
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [python, "-m", "pytest", "-q", "-m", "slow or not slow", f"--junitxml={report}", *files]
-        status = subprocess.run(command, check=False, cwd=ROOT).returncode
+        command = [python, *program, "-q", "-m", "slow or not slow", f"--junitxml={report}", *files]
+        status = subprocess.run(command, check=False, cwd=ROOT, env=os.environ | FUZZING).returncode
         totals = ET.parse(report).getroot()[0].attrib if report.exists() else {}  # noqa: S314  (pytest wrote it)
     return Outcome(
         name=name,
@@ -87,7 +89,7 @@ def git(*arguments: str) -> str:
 
 
 def main() -> int:
-    """Write the record; 1 unless both runs passed and ran something."""
+    """Write the record; 1 unless all runs passed and ran something."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--oldest", required=True, help="interpreter of the environment with the oldest torch")
     oldest = parser.parse_args().oldest
@@ -95,6 +97,7 @@ def main() -> int:
     outcomes = [
         run_suite("everything", sys.executable, ["tests"]),
         run_suite("core, oldest torch", oldest, core),
+        run_suite("kernels, sanitizers", sys.executable, [], (".ci/sanitized.py", "--every-order")),
     ]
     passed = all(outcome.exit_status == 0 and outcome.tests > 0 for outcome in outcomes)
     record = {

@@ -9,14 +9,14 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from te_hal._version import __version__
+from te_hal.ffi.commands import Ended, run_together
 from te_hal.ffi.sources import cache_folder, source_hash
 from te_hal.ffi.toolchains import TOOLCHAINS, Build, BuildError, Toolchain, compiler_name
 
@@ -111,26 +111,21 @@ def _checked(target: str, architectures: Sequence[str], sanitizer: str) -> tuple
 
 
 def _run_all(toolchain: Toolchain, plan: Build, log: Path) -> None:
-    with log.open("w", encoding="utf-8") as record, ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+    with log.open("w", encoding="utf-8") as record:
         for commands in (toolchain.compile(plan), [toolchain.link(plan)]):
-            for command, result in zip(commands, pool.map(_run, commands), strict=True):
-                record.write(f"$ {' '.join(command)}\n{result.stdout}\n")
-                record.flush()
-                if result.returncode != 0:
-                    _fail(toolchain.target, command, result, log)
+            with closing(run_together(commands)) as results:
+                for ended in results:
+                    record.write(f"$ {' '.join(ended.command)}\n{ended.output}\n")
+                    record.flush()
+                    if ended.status != 0:
+                        _fail(toolchain.target, ended, log)
 
 
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603 - a compiler found by toolchains.py
-        command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    )
-
-
-def _fail(target: str, command: list[str], result: subprocess.CompletedProcess[str], log: Path) -> None:
-    last = "\n  ".join(result.stdout.splitlines()[-_LINES_SHOWN:]) or "(it printed nothing)"
+def _fail(target: str, ended: Ended, log: Path) -> None:
+    last = "\n  ".join(ended.output.splitlines()[-_LINES_SHOWN:]) or "(it printed nothing)"
     raise BuildError(
         f"build-kernels ({target})",
-        got=f"status {result.returncode} from {command[0]}, whose last lines are\n  {last}\n",
+        got=f"status {ended.status} from {ended.command[0]}, whose last lines are\n  {last}\n",
         accepted="status 0",
         todo=f"see {log} for the command and all it printed",
     )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from host_library import host_library_path
 
 import te_hal
 from te_hal.ffi.binding import binding
-from te_hal.ffi.build import build
 from te_hal.ffi.native import native_of
-from te_hal.ffi.toolchains import BuildError
 from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
@@ -52,18 +50,10 @@ class NativeBackend:
 
 def emulator(order: str = "in sequence") -> NativeBackend:
     """The emulator, its library built from the sources as they are; skips where that cannot be."""
-    _build_host_library()
+    host_library_path()
     _need("musa_emulator")
     assert binding().lib.api_configure_emulator(library_of("musa_emulator").api, *ORDERS[order]) == 0
     return NativeBackend("musa_emulator", "cpu")
-
-
-@functools.cache
-def _build_host_library() -> None:
-    try:
-        build("host")
-    except BuildError as error:
-        pytest.skip(str(error))
 
 
 def library_of(name: str) -> Library:

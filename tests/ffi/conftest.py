@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import native_stub
 import pytest
 import torch
 from emulator_orders import ORDERS
+from host_library import host_library_path
 from native_table import Library
-
-from te_hal.ffi.build import build
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,7 +28,7 @@ def _one_thread_of_torch() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def built_library() -> Library:
     """The host library, compiled unless the cache has it. KERNEL_TEST_SANITIZER chooses a sanitizer's build."""
-    return Library(build("host", sanitizer=os.environ.get("KERNEL_TEST_SANITIZER", "")))
+    return Library(host_library_path())
 
 
 @pytest.fixture

@@ -1,12 +1,17 @@
 """Building kernel libraries: where they land, and what a failure says."""
 
+import os
 import stat
+import time
 
 import pytest
 
 from te_hal.ffi import sources
 from te_hal.ffi.build import build, library_path, main
 from te_hal.ffi.toolchains import TOOLCHAINS, BuildError
+
+#: A stand-in for a compiler: the file behind -o is made, empty.
+WRITES_ITS_OUTPUT = 'for a; do case $last in -o) : > "$a";; esac; last=$a; done'
 
 
 @pytest.fixture
@@ -23,6 +28,13 @@ def script(path, text):
     return path
 
 
+@pytest.fixture
+def quick_compiler(monkeypatch, tmp_path):
+    """Makes empty files; the real one takes half a minute for the library."""
+    monkeypatch.setenv("CXX", str(script(tmp_path / "bin" / "cxx", WRITES_ITS_OUTPUT)))
+
+
+@pytest.mark.usefixtures("quick_compiler")
 def test_a_built_library_is_found_again(tmp_path):
     path = build("host", cache=tmp_path)
     before = path.stat().st_mtime_ns
@@ -102,15 +114,22 @@ def test_a_failing_compile_shows_the_last_lines_and_the_log(monkeypatch, tmp_pat
     assert not list((tmp_path / "cache").rglob("building-*"))
 
 
+def test_the_first_failing_compile_ends_the_others(monkeypatch, tmp_path):
+    """One source has an error; all others would take ten minutes."""
+    compiler = script(tmp_path / "cxx", 'case "$*" in *gemm.mu*) echo "no such type"; exit 1;; *-c*) sleep 600;; esac')
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    start = time.monotonic()
+
+    with pytest.raises(BuildError, match="no such type"):
+        build("host", cache=tmp_path / "cache")
+
+    assert time.monotonic() - start < 60
+
+
 def test_mcc_is_called_as_the_sdk_wants_it(monkeypatch, tmp_path):
-    compiler = script(
-        tmp_path / "sdk" / "bin" / "mcc",
-        f'echo "$@" >> {tmp_path}/calls; for a; do case $last in -o) : > "$a";; esac; last=$a; done',
-    )
-    linker = script(
-        tmp_path / "bin" / "cxx",
-        f'echo "$@" >> {tmp_path}/links; for a; do case $last in -o) : > "$a";; esac; last=$a; done',
-    )
+    compiler = script(tmp_path / "sdk" / "bin" / "mcc", f'echo "$@" >> {tmp_path}/calls; {WRITES_ITS_OUTPUT}')
+    linker = script(tmp_path / "bin" / "cxx", f'echo "$@" >> {tmp_path}/links; {WRITES_ITS_OUTPUT}')
     monkeypatch.setenv("MUSA_HOME", str(compiler.parent.parent))
     monkeypatch.setenv("CXX", str(linker))
 
@@ -148,6 +167,7 @@ def test_a_sanitizer_is_for_the_host_alone():
         library_path("cuda", sanitizer="address")
 
 
+@pytest.mark.usefixtures("quick_compiler")
 def test_the_command_prints_the_path_or_the_reason(capsys, monkeypatch, tmp_path):
     assert main(["--cache", str(tmp_path)]) == 0
     assert capsys.readouterr().out.strip() == str(library_path("host", cache=tmp_path))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from host_library import host_library_path
 from native_table import KernelError
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -16,8 +17,7 @@ import sys
 sys.path.insert(0, {tests!r})
 import ctypes, torch
 from native_table import Library, struct
-from te_hal.ffi.build import build
-library = Library(build("host"))
+library = Library(sys.argv[1])
 kind = struct("te_hal_device_info")
 info = kind(struct_size=ctypes.sizeof(kind))
 library.device_info(0, ctypes.addressof(info))
@@ -31,7 +31,7 @@ print(status, found.item(), library.last_error())
 def run_with(setting):
     """The lines that a new process prints which loads the library with this TE_HAL_EMULATOR."""
     result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", AMAX.format(tests=str(TESTS))],
+        [sys.executable, "-W", "ignore", "-c", AMAX.format(tests=str(TESTS)), str(host_library_path())],
         check=True,
         capture_output=True,
         text=True,

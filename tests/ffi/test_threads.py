@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import native_stub
-
-from te_hal.ffi.build import build
+from host_library import host_library_path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 THREADS, REPEATS = 16, 200
@@ -84,7 +83,7 @@ print("done")
 def run(program: str, *arguments: str) -> str:
     """What a program prints; it uses the host library built from the sources as they are."""
     native_stub.need()
-    library = build("host")
+    library = host_library_path()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TE_HAL_EMULATOR": "threads=1"}
     environment["TE_HAL_LIBRARY_PATH"] = str(library.parent)
     command = [sys.executable, "-X", "faulthandler", "-c", program, *arguments]
