@@ -80,6 +80,7 @@ def _literal(default: object) -> str:
 
 def _operand_row(operand: Operand, *, by_keyword: bool) -> str:
     accepts = [_short(dtype) for dtype in operand.dtypes] + [f"storage {fmt.name}" for fmt in operand.formats]
+    accepts = ["list of " + " or ".join(accepts)] if operand.many else accepts
     accepts += ["None"] if operand.optional else []
     written = " *Written in place.*" if operand.written else ""
     name = f"{operand.name}=" if by_keyword else operand.name

@@ -218,6 +218,7 @@ _DESCRIPTIONS: dict[str, Callable[[Call], Description]] = {
     "amax": _plain("amax"),
     "compute_scale": _plain("compute_scale"),
     "update_delayed_scale": _plain("update_delayed_scale"),
+    "update_delayed_scales": _plain("update_delayed_scale"),
     "gemm": _gemm,
     "bias_grad": _plain("bias_grad"),
     "layernorm_fwd": _norm_fwd,

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     Kernel = Callable[..., Any]
 
 
+#: What an operand of several tensors comes in, all of them on one device.
+_SEVERAL = (list, tuple)
 _BY_BACKEND: dict[str, Native] = {}
 
 
@@ -87,7 +89,8 @@ class Native:
 
         @functools.wraps(bound)
         def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passes on what the op's schema says
-            device = (args[0] if args else next(iter(kwargs.values()))).device
+            first = args[0] if args else next(iter(kwargs.values()))
+            device = (first[0] if type(first) in _SEVERAL else first).device
             if device.index in ready and device.index == current_device():
                 return bound(*args, **kwargs)
             with self._on(device):

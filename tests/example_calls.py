@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ SIZES = {"M": 4, "K": 6, "N": 5, "H": 7, "F": 3, "L": 2, "Sq": 4, "Sk": 9}
 LEADING = (2, 3)
 
 # Flags without a default; a variant flag is chosen by the caller.
-REQUIRED_FLAGS = {"dtype": torch.float8_e4m3fn, "fp8_max": 448.0}
+REQUIRED_FLAGS = {"dtype": torch.float8_e4m3fn, "fp8_max": 448.0, "fp8_maxima": [448.0, 57344.0]}
 # Optional operands that the plainest right call has.
 NEEDED = {("quantize", "scale")}
 # Optional operands that go with some values of the variant flag only.
@@ -71,10 +72,10 @@ def storage(shape: tuple[int, ...], dtype: torch.dtype = torch.float8_e4m3fn, de
     )
 
 
-def operand_value(
-    schema: OpSchema, operand: Operand, variant: object, device: str = "cpu"
-) -> torch.Tensor | QuantizedStorage:
-    """What the operand takes: a tensor of its first dtype, or a storage where it takes no tensor."""
+def operand_value(schema: OpSchema, operand: Operand, variant: object, device: str = "cpu") -> Any:
+    """What the operand takes: a tensor of its first dtype, or a storage where it takes no tensor; two of several."""
+    if operand.many:
+        return [operand_value(schema, replace(operand, many=False), variant, device) for _ in range(2)]
     shape = shape_of(schema, operand, variant)
     if operand.dtypes:
         return tensor(shape, operand.dtypes[0], device)

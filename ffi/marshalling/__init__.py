@@ -31,6 +31,7 @@ _FUNCTIONS: tuple[Callable[..., Any], ...] = (
     amax.amax,
     amax.compute_scale,
     amax.update_delayed_scale,
+    amax.update_delayed_scales,
     gemm.gemm,
     gemm.bias_grad,
     norm.layernorm_fwd,

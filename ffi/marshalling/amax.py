@@ -11,6 +11,8 @@ from te_hal.ffi.marshal import address, check_writable, contiguous, scratch
 from te_hal.schema.formats import FLOAT32_MAX
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from te_hal.ffi.native import Native
 
 _OP_AMAX = codes.OPS["amax"]
@@ -104,6 +106,43 @@ def update_delayed_scale(
         amax_history.copy_(history)
     if scales is not scale:
         scale.copy_(scales)
+
+
+def update_delayed_scales(
+    native: Native,
+    amax_histories: Sequence[torch.Tensor],
+    scales: Sequence[torch.Tensor],
+    *,
+    reduced_amaxes: Sequence[torch.Tensor] | None = None,
+    fp8_maxima: Sequence[float],
+    margin: int = 0,
+    amax_compute_algo: str = "max",
+) -> None:
+    """te_hal.ops.update_delayed_scales: a launch for a few dozen histories."""
+    for name, tensors in (("amax_histories", amax_histories), ("scales", scales)):
+        for tensor in tensors:
+            check_writable(native, "update_delayed_scales", name, tensor)
+    histories, factors = [contiguous(t) for t in amax_histories], [contiguous(t) for t in scales]
+    reduced = [_apart(t, history) for t, history in zip(reduced_amaxes or (), amax_histories, strict=False)]
+    lengths, counts = zip(*(history.shape for history in histories), strict=True)
+    status = native.lib.api_update_delayed_scales(
+        native.library.api,
+        len(histories),
+        [address(history) for history in histories],
+        [address(factor) for factor in factors],
+        [address(tensor) for tensor in reduced] if reduced else native.ffi.NULL,
+        lengths,
+        counts,
+        fp8_maxima,
+        margin,
+        codes.AMAX_ALGOS[amax_compute_algo],
+        native.stream(histories[0].device),
+    )
+    if status:
+        native.check(status, "update_delayed_scales")
+    for given, filled in zip((*amax_histories, *scales), (*histories, *factors), strict=True):
+        if filled is not given:
+            given.copy_(filled)
 
 
 def _apart(reduced: torch.Tensor | None, history: torch.Tensor) -> torch.Tensor | None:

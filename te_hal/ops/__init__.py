@@ -11,6 +11,7 @@ from te_hal.ops.activation import activation_bwd, activation_fwd
 from te_hal.ops.amax import amax, compute_scale, update_delayed_scale
 from te_hal.ops.bias_grad import bias_grad
 from te_hal.ops.cast import dequantize, quantize
+from te_hal.ops.delayed_scales import update_delayed_scales
 from te_hal.ops.fused_activation import activation_bwd_quantize, activation_quantize
 from te_hal.ops.fused_cast import bias_grad_quantize, quantize_current
 from te_hal.ops.fused_norm import layernorm_quantize, rmsnorm_quantize
@@ -40,4 +41,5 @@ __all__ = [
     "softmax_bwd",
     "softmax_fwd",
     "update_delayed_scale",
+    "update_delayed_scales",
 ]

@@ -75,4 +75,33 @@ UPDATE_DELAYED_SCALE = OpSchema(
     contract=Contract(("D1", "D2", "D3", "D4"), "maxima, one division and a copy", exact=True),
 )
 
-SCHEMAS = (AMAX, COMPUTE_SCALE, UPDATE_DELAYED_SCALE)
+UPDATE_DELAYED_SCALES = OpSchema(
+    name="update_delayed_scales",
+    family=Family.AMAX,
+    summary="update_delayed_scale of several histories at once, each with its own shape and format.",
+    operands=(
+        Operand("amax_histories", _FP32, "L N", "as amax_history, one per group", written=True, many=True),
+        Operand("scales", _FP32, "N", "as scale", written=True, many=True),
+        Operand("reduced_amaxes", _FP32, "N", "as reduced_amax, of every group or of none", optional=True, many=True),
+    ),
+    keyword_operands=frozenset({"reduced_amaxes"}),
+    flags=(
+        Flag("fp8_maxima", FlagType.FLOATS, REQUIRED, "as fp8_max, one per group"),
+        Flag("margin", FlagType.INT, 0, "scales are divided by 2**margin; from -100 to 100"),
+        Flag("amax_compute_algo", FlagType.CHOICE, "max", "window", ("max", "most_recent"), keyed=True),
+    ),
+    outputs=(),
+    rules=(
+        Rule("len(fp8_maxima) == len(amax_histories)", "fp8_maxima needs one number per history"),
+        Rule(
+            f"0 < min(fp8_maxima) and max(fp8_maxima) <= {FLOAT32_MAX!r}",
+            "fp8_maxima must be positive and at most fp32's largest",
+        ),
+        UPDATE_DELAYED_SCALE.rules[1],
+        Rule("min(map(len, amax_histories)) > 0", "amax_histories need at least one row each, the running amax"),
+    ),
+    contract=UPDATE_DELAYED_SCALE.contract,
+    optional=True,
+)
+
+SCHEMAS = (AMAX, COMPUTE_SCALE, UPDATE_DELAYED_SCALE, UPDATE_DELAYED_SCALES)

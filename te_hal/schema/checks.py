@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from te_hal.schema import shapes, validate, written
+from te_hal.schema import groups, shapes, validate, written
 from te_hal.schema.op import FlagType, Operand, OpSchema
 from te_hal.schema.storage import QuantizedStorage
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # bool is here although it may be keyed: 1 finds the kernel remembered for True.
 _ALWAYS_CHECKED = {
     FlagType.FLOAT: ("type({0}) is not float", "check_number"),
+    FlagType.FLOATS: ("True", "check_numbers"),
     FlagType.OPTIONAL_FLOAT: ("{0} is not None and type({0}) is not float", "check_number"),
     FlagType.INT: ("type({0}) is not int", "check_integer"),
     FlagType.BOOL: ("type({0}) is not bool", "check_bool"),
@@ -44,12 +45,30 @@ def compile_entry(
         on_miss: validates the call, picks a kernel and stores it under the key; its error is the caller's. With
             key None an operand lacks dtype or device, and validation must fail.
     """
-    namespace: dict[str, Any] = {
+    namespace = _namespace(schema) | {"current_memo": current_memo, "on_miss": on_miss}
+    if _many(schema):
+        namespace["check_group"] = _compile(
+            f"check_{schema.name}", group_source(schema), _namespace(groups.element_of(schema))
+        )
+    return _compile(f"enter_{schema.name}", entry_source(schema), namespace)
+
+
+def _compile(name: str, source: str, namespace: dict[str, Any]) -> Kernel:
+    exec(compile(source, f"<te_hal {name}>", "exec"), namespace)  # noqa: S102 - own text
+    function: Kernel = namespace[name]
+    return function
+
+
+def _namespace(schema: OpSchema) -> dict[str, Any]:
+    """What the generated text refers to."""
+    return {
         "S": QuantizedStorage,
-        "current_memo": current_memo,
-        "on_miss": on_miss,
         "SCHEMA": schema,
         "OPERANDS": {operand.name: operand for operand in schema.operands},
+        "Tensor": torch.Tensor,
+        "check_groups": groups.check_groups,
+        "check_other_group": validate.check_other_group,
+        "check_numbers": validate.check_numbers,
         "broadcasts": shapes.broadcasts,
         "shape_error": shapes.shape_error,
         "rule_error": validate.rule_error,
@@ -61,9 +80,27 @@ def compile_entry(
         "check_layout": validate.check_layout,
         "check_written": written.check_written,
     }
-    exec(compile(entry_source(schema), f"<te_hal entry of {schema.name}>", "exec"), namespace)  # noqa: S102 - own text
-    entry: Kernel = namespace[f"enter_{schema.name}"]
-    return entry
+
+
+def _many(schema: OpSchema) -> list[Operand]:
+    return [operand for operand in schema.operands if operand.many]
+
+
+def group_source(schema: OpSchema) -> str:
+    """The Python text of the check of one group, for an op that takes several: ``check_<op>(device, *operands)``."""
+    element = groups.element_of(schema)
+    arguments = "{" + ", ".join(f"{o.name!r}: {o.name}" for o in element.operands) + "}"
+    lines = [f"def check_{schema.name}(device, {', '.join(o.name for o in element.operands)}):"]
+    for operand in element.operands:
+        name = operand.name
+        given = f"{name} is not None and " if operand.optional else ""
+        dtypes = f"{name}.dtype not in OPERANDS[{name!r}].dtypes"
+        lines += [
+            f"    if {given}(type({name}) is not Tensor or {dtypes} or {name}.device != device):",
+            f"        check_other_group(SCHEMA, {arguments}, device)",
+        ]
+    lines += _layout_checks(element) + _written_checks(element) + _shape_checks(element, arguments)
+    return "\n".join(lines) + "\n"
 
 
 def entry_source(schema: OpSchema) -> str:
@@ -74,7 +111,7 @@ def entry_source(schema: OpSchema) -> str:
         f"def enter_{schema.name}({', '.join(names)}):",
         "    try:",
         f"        key = ({', '.join(_key(schema))},)",
-        "    except AttributeError:",
+        f"    except {'(AttributeError, IndexError, KeyError, TypeError)' if _many(schema) else 'AttributeError'}:",
         f"        on_miss(SCHEMA, None, {arguments})",
         "        raise",
         "    try:",
@@ -82,6 +119,8 @@ def entry_source(schema: OpSchema) -> str:
         "    except (KeyError, TypeError):",
         f"        kernel = on_miss(SCHEMA, key, {arguments})",
     ]
+    if _many(schema):
+        lines.append(f"    check_groups(SCHEMA, check_group, ({', '.join(o.name for o in _many(schema))},))")
     for flag in schema.flags:
         if flag.type in _ALWAYS_CHECKED:
             condition, check = _ALWAYS_CHECKED[flag.type]
@@ -94,9 +133,8 @@ def entry_source(schema: OpSchema) -> str:
             f"    if not ({rule.condition}):",
             f"        raise rule_error(SCHEMA, SCHEMA.rules[{index}], {arguments})",
         ]
-    lines += _layout_checks(schema)
-    lines += _written_checks(schema)
-    lines += _shape_checks(schema, arguments)
+    if not _many(schema):
+        lines += _layout_checks(schema) + _written_checks(schema) + _shape_checks(schema, arguments)
     lines.append("    return kernel")
     return "\n".join(lines) + "\n"
 
@@ -105,6 +143,10 @@ def _key(schema: OpSchema) -> list[str]:
     parts = [repr(schema.name)]
     for operand in schema.operands:
         name = operand.name
+        if operand.many:  # the first stands for all; the check of each group sees to that
+            facts = f"{name}[0].dtype, {name}[0].device"
+            parts.append(f"None if {name} is None else ({facts})" if operand.optional else facts)
+            continue
         dtype = f"{name}.kind if type({name}) is S else {name}.dtype" if operand.formats else f"{name}.dtype"
         facts = [f"type({name})", dtype, f"{name}.device"]
         if operand.optional:

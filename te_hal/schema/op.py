@@ -46,6 +46,8 @@ class Operand:
         formats: element formats accepted as a QuantizedStorage; empty: tensors only.
         optional: may be None.
         written: written in place.
+        many: a list or tuple of such tensors, one per group; shape symbols hold within a group. Every such operand
+            has as many as the first, and all are on one device.
         doc: one line for the reference page.
     """
 
@@ -56,6 +58,7 @@ class Operand:
     formats: tuple[ElementFormat, ...] = ()
     optional: bool = False
     written: bool = False
+    many: bool = False
 
 
 class FlagType(str, enum.Enum):
@@ -64,6 +67,7 @@ class FlagType(str, enum.Enum):
     BOOL = "bool"
     INT = "int"
     FLOAT = "float"
+    FLOATS = "list of float"
     OPTIONAL_FLOAT = "float or None"
     CHOICE = "choice"
     DTYPE = "dtype"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from te_hal.schema import groups
 from te_hal.schema.advice import instead_of_dtype, instead_of_storage
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
 from te_hal.schema.op import Flag, FlagType, Operand, OpSchema
@@ -34,7 +35,7 @@ def describe_call(schema: OpSchema, arguments: Mapping[str, Any]) -> Call:
         ArgumentTypeError: an operand is neither a tensor nor a QuantizedStorage where one is accepted.
         ArgumentError: wrong dtype, format, layout or flag value; operands on different devices; a broken rule.
     """
-    kinds = {o.name: _kind(schema, o, arguments[o.name]) for o in schema.operands}
+    kinds = {o.name: _kind(schema, o, _first(schema, o, arguments[o.name])) for o in schema.operands}
     device = _one_device(schema, arguments)
     flags = {}
     for flag in schema.flags:
@@ -48,6 +49,23 @@ def describe_call(schema: OpSchema, arguments: Mapping[str, Any]) -> Call:
         if _names_in(rule.condition) <= known and not eval(rule.condition, {}, dict(arguments)):  # noqa: S307 - the schema's own text
             raise rule_error(schema, rule, arguments)
     return Call(schema.name, device, kinds, flags)
+
+
+def _first(schema: OpSchema, operand: Operand, value: Any) -> Any:  # noqa: ANN401
+    """What stands for the operand: of several tensors the first. Every call checks the others (check_group)."""
+    if not operand.many or value is None:
+        return value
+    groups.check_sequence(schema, operand.name, value)
+    return value[0]
+
+
+def check_other_group(element: OpSchema, arguments: Mapping[str, Any], device: torch.device) -> None:
+    """Refuse a group whose tensors are none, of another dtype, or on another device than ``device``."""
+    found = describe_call(element, arguments).device
+    if found != device:
+        raise ArgumentError(
+            element.name, got=f"a group on {found}", accepted=f"all on {device}", todo="call once per device"
+        )
 
 
 def _kind(schema: OpSchema, operand: Operand, value: Any) -> Kind:  # noqa: ANN401 - anything a caller passed
@@ -111,7 +129,7 @@ def _accepted(operand: Operand) -> str:
 def _one_device(schema: OpSchema, arguments: Mapping[str, Any]) -> torch.device:
     found: dict[str, torch.device] = {}
     for operand in schema.operands:
-        value = arguments[operand.name]
+        value = _first(schema, operand, arguments[operand.name])
         if value is not None:
             found[operand.name] = value.device
     devices = set(found.values())
@@ -145,6 +163,15 @@ def check_number(schema: OpSchema, name: str, value: object) -> None:
     """Refuse what is not a plain finite-or-infinite number (bool, str, tensor, NaN)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:  # noqa: PLR0124 - NaN
         raise ArgumentError(f"{schema.name}: {name}", got=repr(value), accepted="a Python number", todo=_SEE_REFERENCE)
+
+
+def check_numbers(schema: OpSchema, name: str, value: object) -> None:
+    """Refuse what is no list or tuple of plain numbers."""
+    if not isinstance(value, (list, tuple)):
+        accepted = "a list or tuple of Python numbers"
+        raise ArgumentError(f"{schema.name}: {name}", got=repr(value), accepted=accepted, todo=_SEE_REFERENCE)
+    for number in value:
+        check_number(schema, name, number)
 
 
 def check_integer(schema: OpSchema, name: str, value: object) -> None:
@@ -186,4 +213,6 @@ def _names_in(condition: str) -> frozenset[str]:
 def _short(value: Any) -> str:  # noqa: ANN401
     if isinstance(value, torch.Tensor):
         return f"tensor{tuple(value.shape)}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_short(item) for item in value)}]"
     return repr(value)

@@ -56,9 +56,13 @@ class Wrapped(torch.Tensor):
     quantized_storage = storage((2, 3))
 
 
+def as_given(schema: OpSchema, variant: object, operand: Operand, value: object) -> object:
+    """A wrong value as the caller would pass it: of an operand that takes several the second one."""
+    return [operand_value(schema, operand, variant)[0], value] if operand.many else value
+
+
 def wrong_types(schema: OpSchema, variant: object, operand: Operand) -> Iterator[Case]:
-    right = operand_value(schema, operand, variant)
-    shape = tuple(right.shape)
+    shape = shape_of(schema, operand, variant)
     values = {
         "list": [1.0],
         "number": 1.0,
@@ -71,16 +75,29 @@ def wrong_types(schema: OpSchema, variant: object, operand: Operand) -> Iterator
         values["none"] = None
     for what, value in values.items():
         yield Case(schema, variant, operand.name, what, value, ArgumentTypeError)
+        if operand.many and what != "none":
+            second = as_given(schema, variant, operand, value)
+            yield Case(schema, variant, operand.name, f"{what}_second", second, ArgumentTypeError)
 
 
 def wrong_dtypes(schema: OpSchema, variant: object, operand: Operand) -> Iterator[Case]:
     shape = shape_of(schema, operand, variant)
     for dtype in (torch.int64, torch.float64, torch.bool, torch.uint8, torch.complex64, torch.float8_e4m3fn):
         if dtype not in operand.dtypes:
-            value = torch.zeros(shape, dtype=dtype)
+            value = as_given(schema, variant, operand, torch.zeros(shape, dtype=dtype))
             yield Case(schema, variant, operand.name, str(dtype).split(".")[1], value)
     if not operand.formats:
-        yield Case(schema, variant, operand.name, "storage", storage(shape))
+        value = as_given(schema, variant, operand, storage(shape))
+        yield Case(schema, variant, operand.name, "storage", value)
+    if operand.many:
+        yield Case(schema, variant, operand.name, "nothing", [])
+        yield Case(
+            schema,
+            variant,
+            operand.name,
+            "three",
+            [*operand_value(schema, operand, variant), tensor(shape, torch.float32)],
+        )
 
 
 def wrong_shapes(schema: OpSchema, variant: object, operand: Operand) -> Iterator[Case]:
@@ -112,13 +129,14 @@ def wrong_shapes(schema: OpSchema, variant: object, operand: Operand) -> Iterato
                 shapes[f"other_{symbol}"] = tuple(changed)
     for what, shape in shapes.items():
         value = tensor(shape, operand.dtypes[0]) if operand.dtypes else storage(shape)
-        yield Case(schema, variant, operand.name, what, value)
+        yield Case(schema, variant, operand.name, what, as_given(schema, variant, operand, value))
 
 
 WRONG_FLAGS: dict[FlagType, dict[str, object]] = {
     FlagType.BOOL: {"one": 1, "text": "False", "none": None, "tensor": torch.ones(())},
     FlagType.INT: {"float": 1.0, "bool": True, "text": "1", "none": None},
     FlagType.FLOAT: {"text": "1", "bool": True, "none": None, "tensor": torch.ones(1)},
+    FlagType.FLOATS: {"number": 1.0, "text": "1", "none": None, "of_text": ["1", "1"], "of_bool": [True, 1.0]},
     FlagType.OPTIONAL_FLOAT: {"text": "1", "bool": True, "tensor": torch.ones(1)},
     FlagType.CHOICE: {"unknown": "unknown", "number": 0, "none": None, "list": ["none"]},
     FlagType.DTYPE: {"wrong": torch.int32, "text": "float8_e4m3fn", "none": None, "python": float},
@@ -235,6 +253,15 @@ RULES = {
     "margin_far_above": ("update_delayed_scale", None, {"margin": 10**6}, "margin must be from -100 to 100"),
     "margin_below": ("update_delayed_scale", None, {"margin": -101}, "margin must be from -100 to 100"),
     "no_history": ("update_delayed_scale", None, {"amax_history": torch.zeros(0, 2)}, "at least one row"),
+    "fp8_maxima_zero": ("update_delayed_scales", None, {"fp8_maxima": [448.0, 0.0]}, "fp8_maxima must be positive"),
+    "too_few_maxima": ("update_delayed_scales", None, {"fp8_maxima": [448.0]}, "one number per history"),
+    "margin_of_several": ("update_delayed_scales", None, {"margin": 101}, "margin must be from -100 to 100"),
+    "one_without_history": (
+        "update_delayed_scales",
+        None,
+        {"amax_histories": [torch.zeros(2, 5), torch.zeros(0, 5)]},
+        "at least one row each",
+    ),
     "layernorm_epsilon": ("layernorm_fwd", None, {"epsilon": -1.0}, "epsilon must be a number from 0"),
     "layernorm_epsilon_infinite": ("layernorm_fwd", None, {"epsilon": float("inf")}, "to fp32's largest"),
     "rmsnorm_epsilon": ("rmsnorm_fwd", None, {"epsilon": float("nan")}, "epsilon must be a number from 0"),

@@ -121,6 +121,34 @@ def test_compute_scale(epsilon: float, power_of_2: bool, ordered: NativeBackend)
 
 @pytest.mark.parametrize("algorithm", ["max", "most_recent"])
 @pytest.mark.parametrize("reduces", [False, True])
+def test_update_delayed_scales(reduces: bool, algorithm: str, ordered: NativeBackend) -> None:
+    shapes = [(1, 1), (4, 3), (16, 300), (1024, 5), (3, 0), *[(4, 2)] * 90]
+    histories = [draw(shape, torch.float32, "any bits", seed).abs() for seed, shape in enumerate(shapes)]
+    for history in histories[::3]:
+        history[0] = 0.0
+    factors = [draw(shape[1:], torch.float32, "wide", 1000 + seed).abs() for seed, shape in enumerate(shapes)]
+    reduced = [draw(s[1:], torch.float32, "wide", 2000 + i).abs() for i, s in enumerate(shapes)] if reduces else None
+    maxima = [(E4M3, E5M2)[index % 2].max for index in range(len(shapes))]
+    own = [[ordered.put(t) for t in tensors] for tensors in (histories, factors, reduced or [])]
+    flags = {"fp8_maxima": maxima, "margin": 1, "amax_compute_algo": algorithm}
+    with te_hal.use_backend(REFERENCE):
+        ops.update_delayed_scales(histories, factors, reduced_amaxes=reduced, **flags)
+    with ordered.use():
+        ops.update_delayed_scales(own[0], own[1], reduced_amaxes=own[2] or None, **flags)
+    assert all(same(a, b) for a, b in zip((*own[0], *own[1]), (*histories, *factors), strict=True))
+
+
+def test_histories_and_scales_with_gaps_are_updated_where_they_lie(native: NativeBackend) -> None:
+    rooms = [draw((4, 6), torch.float32, "wide", seed).abs() for seed in range(2)]
+    own = [native.put(room) for room in rooms]
+    for backend, (first, second) in ((REFERENCE, rooms), (native.name, own)):
+        with te_hal.use_backend(backend):
+            ops.update_delayed_scales([first[:, ::2]], (second[0, ::2],), fp8_maxima=(E4M3.max,))
+    assert all(same(a, b) for a, b in zip(own, rooms, strict=True))
+
+
+@pytest.mark.parametrize("algorithm", ["max", "most_recent"])
+@pytest.mark.parametrize("reduces", [False, True])
 @pytest.mark.parametrize(("length", "count"), [(1, 1), (4, 3), (16, 300), (1024, 5)])
 def test_update_delayed_scale(length: int, count: int, reduces: bool, algorithm: str, ordered: NativeBackend) -> None:
     generator = torch.Generator().manual_seed(length)
