@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from te_hal.ffi import codes
+from te_hal.schema.backend import ALONG_THE_SUM
+from te_hal.schema.block_scales import BLOCK_MODES
 from te_hal.schema.formats import FLOATS, ColumnwiseOrder, ScalingMode
+from te_hal.schema.gemm import pairing
 from te_hal.schema.storage import StorageKind
 from te_hal.schema.support import SUPPORTED, Code, Support
 
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     Description = dict[str, int]
 
 #: Scaling modes whose scales the marshalling knows the shape of.
-_MARSHALLED = frozenset({ScalingMode.TENSOR})
+_MARSHALLED = BLOCK_MODES | {ScalingMode.TENSOR}
 
 
 def ask(native: Native, call: Call) -> Support:
@@ -33,8 +36,10 @@ def ask(native: Native, call: Call) -> Support:
         return SUPPORTED
     for mode in _modes(call):
         if mode not in _MARSHALLED:
-            sentence = f"scaling mode {ScalingMode(mode).value!r} is not built yet; per-tensor scaling is"
-            return Support.no(Code.MODE, sentence)
+            return Support.no(Code.MODE, f"scaling mode {ScalingMode(mode).value!r} is not built yet")
+    paired = pairing(call) if call.op == "gemm" else SUPPORTED
+    if not paired:
+        return paired
     description = _DESCRIPTIONS[call.op](call)
     for dtype in _result_dtypes(call):
         answer = _ask_library(native, {**description, "output_dtype": codes.DTYPES[dtype]} if dtype else description)
@@ -78,11 +83,12 @@ def _dtype(kind: Kind) -> int:
     return codes.DTYPES[kind.format.dtype if isinstance(kind, StorageKind) else kind]
 
 
-def _operand(name: str, kind: Kind) -> Description:
+def _operand(name: str, kind: Kind, preferred: str = "rowwise") -> Description:
     """dtype, mode and copy of the operand that the description calls ``name``."""
     if not isinstance(kind, StorageKind):
         return {f"{name}_dtype": _dtype(kind)}
-    copy = codes.COPY_ROWWISE if kind.rowwise else codes.COPIES[kind.order]
+    rowwise = kind.rowwise and (preferred == "rowwise" or not kind.columnwise or kind.mode is ScalingMode.TENSOR)
+    copy = codes.COPY_ROWWISE if rowwise else codes.COPIES[kind.order]
     return {f"{name}_dtype": _dtype(kind), f"{name}_mode": codes.MODES[kind.mode], f"{name}_copy": copy}
 
 
@@ -128,12 +134,13 @@ def _dequantize(call: Call) -> Description:
 
 def _gemm(call: Call) -> Description:
     flags: Any = call.flags
+    reads = ALONG_THE_SUM[flags["layout"]]
     return {
         "op": codes.OPS["gemm"],
         "kind": codes.LAYOUTS[flags["layout"]],
         "flags": codes.FLAG_ACCUMULATE if flags["accumulate"] else 0,
-        **_operand("input", call.kinds["a"]),
-        **_operand("other", call.kinds["b"]),
+        **_operand("input", call.kinds["a"], reads.a),
+        **_operand("other", call.kinds["b"], reads.b),
         "bias_dtype": _dtype(call.kinds["bias"]),
     }
 

@@ -46,7 +46,8 @@ def by_block(values: torch.Tensor, block: Block) -> Iterator[tuple[torch.Tensor,
     """Views ``[blocks down, rows, blocks along, columns]`` of ``[rows, cols]``, each with its place in the grid."""
     for rows, down, heights in _runs(values.shape[0], block.down):
         for cols, along, widths in _runs(values.shape[1], block.along):
-            yield values[rows, cols].unflatten(0, heights).unflatten(2, widths), (down, along)
+            part = values[rows, cols]
+            yield part.unflatten(0, heights).unflatten(2, widths), (down, along)  # type: ignore[no-untyped-call]
 
 
 def _runs(size: int, length: int) -> list[tuple[slice, slice, tuple[int, int]]]:

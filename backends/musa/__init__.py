@@ -13,7 +13,7 @@ from te_hal.backends.musa import device
 from te_hal.backends.musa.gemm import GEMM
 from te_hal.ffi.marshalling import kernels
 from te_hal.ffi.native import Native
-from te_hal.schema.backend import Backend
+from te_hal.schema.backend import Backend, reads_blocks_along_the_sum
 
 
 def create_backend() -> Backend:
@@ -26,5 +26,6 @@ def create_backend() -> Backend:
         default_for=frozenset({"musa"}),
         supports=functools.partial(GEMM.supports, native),
         usable=functools.partial(device.usable, native),
+        gemm_copies=reads_blocks_along_the_sum,
         description="Moore Threads GPUs through torch_musa (never run on the hardware)",
     )

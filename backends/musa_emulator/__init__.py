@@ -12,7 +12,7 @@ from te_hal.ffi.capability import ask
 from te_hal.ffi.devices import HOST
 from te_hal.ffi.marshalling import kernels
 from te_hal.ffi.native import Native
-from te_hal.schema.backend import Backend
+from te_hal.schema.backend import Backend, reads_blocks_along_the_sum
 
 
 def create_backend() -> Backend:
@@ -24,5 +24,6 @@ def create_backend() -> Backend:
         serves=frozenset({"cpu"}),
         supports=functools.partial(ask, native),
         usable=native.opens,
+        gemm_copies=reads_blocks_along_the_sum,
         description="the MUSA kernels on an emulated device, for CPU tensors; chosen by name only",
     )

@@ -8,8 +8,9 @@ import torch
 
 from te_hal.ffi import codes
 from te_hal.ffi.marshal import NOTHING_TO_READ, address, check_writable, contiguous, rows_and_cols
+from te_hal.ffi.marshalling.block_cast import dequantize_blocks, quantize_blocks
 from te_hal.ffi.marshalling.result_storage import empty_storage, kind_of
-from te_hal.schema.errors import ArgumentError, StateError
+from te_hal.schema.errors import StateError
 from te_hal.schema.formats import ColumnwiseOrder, ScalingMode
 
 if TYPE_CHECKING:
@@ -35,9 +36,10 @@ def quantize(
     amax_epsilon: float = 0.0,
     power_of_2: bool = False,
 ) -> QuantizedStorage:
-    """te_hal.ops.quantize for per-tensor scaling. Both copies share one ``scale_inv``."""
+    """te_hal.ops.quantize. With per-tensor scaling both copies share one ``scale_inv``."""
     if scale is None:
-        raise ArgumentError("quantize: scale", got="None", accepted="an fp32 tensor", todo="compute_scale gives one")
+        kind = kind_of(dtype, mode, rowwise, columnwise, columnwise_order)
+        return quantize_blocks(native, input, kind, out, epsilon=amax_epsilon, power_of_2=power_of_2)
     values = input if input.is_contiguous() else contiguous(input)
     if out is None:
         kind = kind_of(dtype, mode, rowwise, columnwise, columnwise_order)
@@ -104,6 +106,8 @@ def copy_back(out: QuantizedStorage, made: QuantizedStorage) -> None:
 
 def dequantize(native: Native, input: QuantizedStorage, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
     """te_hal.ops.dequantize. The rowwise copy is read where there is one."""
+    if input.mode is not ScalingMode.TENSOR:
+        return dequantize_blocks(native, input, out_dtype or input.dtype)
     data, copy, scale_inv = copy_to_read(native, input)
     output = native.empty(input.shape, out_dtype or input.dtype, input.device)
     rows, cols = rows_and_cols(input.shape)

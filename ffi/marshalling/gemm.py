@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from te_hal.ffi import codes
 from te_hal.ffi.marshal import address, check_writable, contiguous, scratch
+from te_hal.ffi.marshalling.block_cast import given_blocks
 from te_hal.ffi.marshalling.cast import copy_to_read
+from te_hal.schema.backend import ALONG_THE_SUM
+from te_hal.schema.formats import ScalingMode
 from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
@@ -28,9 +31,10 @@ class _Given(NamedTuple):
     copy: int
     mode: int
     scale_inv: torch.Tensor | None
+    strides: tuple[int, int] = (0, 0)
 
     def arguments(self) -> tuple[int, ...]:
-        return address(self.data), self.dtype, self.copy, self.mode, address(self.scale_inv), 0, 0
+        return address(self.data), self.dtype, self.copy, self.mode, address(self.scale_inv), *self.strides
 
 
 def gemm(
@@ -49,7 +53,8 @@ def gemm(
     shape = {"fprop": (m, n), "dgrad": (m, k), "wgrad": (n, k)}[layout]
     result = _target(native, out, shape, out_dtype or a.dtype, a.device, accumulate=accumulate)
     bias = None if bias is None else contiguous(bias)
-    given_a, given_b = _given(native, a), _given(native, b)
+    reads = ALONG_THE_SUM[layout]
+    given_a, given_b = _given(native, a, reads.a), _given(native, b, reads.b)
     kind = codes.LAYOUTS[layout]
     workspace = native.workspace(a.device, _OP_GEMM, rows=shape[0], cols=shape[1], kind=kind)
     status = native.lib.api_gemm(
@@ -100,12 +105,21 @@ def _target(
     return native.empty(shape, out.dtype, device)
 
 
-def _given(native: Native, operand: Operand) -> _Given:
+def _given(native: Native, operand: Operand, along_the_sum: str) -> _Given:
     if isinstance(operand, QuantizedStorage):
+        if operand.mode is not ScalingMode.TENSOR:
+            return _given_blocks(operand, along_the_sum)
         data, copy, scale_inv = copy_to_read(native, operand)
         return _Given(data, codes.DTYPES[operand.format.dtype], copy, codes.MODES[operand.mode], scale_inv)
     data = contiguous(operand)
     return _Given(data, codes.DTYPES[data.dtype], codes.COPY_ROWWISE, codes.MODE_NONE, None)
+
+
+def _given_blocks(operand: QuantizedStorage, along_the_sum: str) -> _Given:
+    """Of two copies the one whose blocks lie along the sum (B5)."""
+    given = given_blocks(operand, rowwise=along_the_sum == "rowwise")
+    dtype, mode = codes.DTYPES[operand.format.dtype], codes.MODES[operand.mode]
+    return _Given(given.data, dtype, given.copy, mode, given.grid, given.strides)
 
 
 def bias_grad(native: Native, grad_output: torch.Tensor, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Which way a gemm goes on a device whose vendor has matrix products of its own, and the kernel that goes it.
 
 The way follows from what the operands and the result are, is chosen before anything is launched, and is named in the
-capability answer. One thing is left to the call: torch._scaled_mm takes no odd sizes; there the operands are decoded.
+capability answer. What is left to the call are sizes, and with scales per block the copies that are there and what is
+added: where the vendor's product does not take them, the operands are decoded.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from te_hal.ffi.capability import ask
-from te_hal.ffi.marshalling import gemm, plain_matmul, scaled_matmul
+from te_hal.ffi.marshalling import block_matmul, gemm, plain_matmul, scaled_matmul
 from te_hal.schema.storage import QuantizedStorage
 from te_hal.schema.support import Code, Support
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from te_hal.ffi.marshalling.block_matmul import BlockProduct
     from te_hal.ffi.native import Native
     from te_hal.schema.support import Call, Kind
 
@@ -32,7 +34,13 @@ class Way(str, enum.Enum):
     SCALED = "torch._scaled_mm; decoded, then torch.mm where it does not take the sizes"
     PLAIN = "torch.mm"
     DECODED = "decoded to bf16, then torch.mm"
+    BLOCKS = "torch's scaled_mm by blocks; dequantized, then torch.mm where it does not take the sizes or copies"
+    GROUPWISE = "mate's groupwise product; dequantized, then torch.mm where it does not take sizes, copies or addends"
+    DEQUANTIZED = "dequantized with the factors of its blocks, then torch.mm"
     PORTABLE = "the portable kernel"
+
+
+_BY_BLOCKS = (Way.BLOCKS, Way.GROUPWISE, Way.DEQUANTIZED)
 
 
 @dataclass(frozen=True)
@@ -44,11 +52,13 @@ class VendorGemm:
             quantized operand's nominal dtype, which its kind does not tell.
         fp32_product: torch.mm takes ``out_dtype=torch.float32`` for 16-bit operands.
         needs_rows: torch._scaled_mm reads rows of both operands along the contraction, and nothing else.
+        block_product: behind Way.BLOCKS and Way.GROUPWISE.
     """
 
     choose: Callable[[torch.device, Kind, Kind, torch.dtype | None], Way]
     fp32_product: bool
     needs_rows: bool
+    block_product: BlockProduct | None = None
 
     def gemm(
         self,
@@ -74,11 +84,31 @@ class VendorGemm:
             operands = scaled_matmul.orient(native, a, b, layout, needs_rows=self.needs_rows)
             if scaled_matmul.fits(operands):
                 return scaled_matmul.multiply(operands, result)
+        if way in _BY_BLOCKS:
+            product = None if way is Way.DEQUANTIZED else self.block_product
+            return self._multiply_blocks(native, a, b, layout, result, product)
         (left, left_scale_inv), (right, right_scale_inv) = (scaled_matmul.decode(native, x) for x in (a, b))
         left = left.t() if layout == "wgrad" else left
         right = right.t() if layout == "fprop" else right
         scales = [scale for scale in (left_scale_inv, right_scale_inv) if scale is not None]
         return plain_matmul.multiply(left, right, scales, result, fp32_product=self.fp32_product)
+
+    def _multiply_blocks(
+        self,
+        native: Native,
+        a: Operand,
+        b: Operand,
+        layout: str,
+        result: plain_matmul.Result,
+        product: BlockProduct | None,
+    ) -> torch.Tensor:
+        """By the vendor's product where it is given and takes the operands, else from their values."""
+        if product is not None and isinstance(a, QuantizedStorage) and isinstance(b, QuantizedStorage):
+            factors = block_matmul.orient(native, a, b, layout)
+            if factors is not None and product.fits(factors, result):
+                return product.multiply(factors, result)
+        left, right = block_matmul.dequantized(native, a, b, layout)
+        return plain_matmul.multiply(left, right, [], result, fp32_product=self.fp32_product)
 
     def supports(self, native: Native, call: Call) -> Support:
         """The library's answer; of a gemm, a yes that says which way it goes."""
@@ -86,6 +116,8 @@ class VendorGemm:
             return ask(native, call)
         way = self.choose(call.device, call.kinds["a"], call.kinds["b"], _result_dtype(call))
         answer = ask(native, call)
+        if answer.code is Code.MODE:
+            return answer
         return Support(Code.YES, f"by {way.value}") if answer or way is not Way.PORTABLE else answer
 
 

@@ -44,28 +44,29 @@ def orient(native: Native, a: Any, b: Any, layout: str, *, needs_rows: bool) -> 
         layout: which product.
         needs_rows: the contraction must be what is contiguous; otherwise a transposed view will do.
     """
-    left, left_scale_inv = _with_contraction_last(native, a, transposed=layout == "wgrad", needs_rows=needs_rows)
-    right, right_scale_inv = _with_contraction_last(native, b, transposed=layout != "fprop", needs_rows=needs_rows)
+    left, left_scale_inv = _with_contraction_last(native, a, turned=layout == "wgrad", needs_rows=needs_rows)
+    right, right_scale_inv = _with_contraction_last(native, b, turned=layout != "fprop", needs_rows=needs_rows)
     return Factors(left, right, left_scale_inv, right_scale_inv)
 
 
 def _with_contraction_last(
-    native: Native, storage: QuantizedStorage, *, transposed: bool, needs_rows: bool
+    native: Native, storage: QuantizedStorage, *, turned: bool, needs_rows: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The storage as ``[rows, cols]``, or transposed; of its copies the one that lies so, if there is one."""
     kind = storage.kind
-    if transposed and kind.order == ColumnwiseOrder.TRANSPOSED:
+    if turned and kind.order == ColumnwiseOrder.TRANSPOSED:
         data, scale_inv = storage.columnwise_data, storage.columnwise_scale_inv
     else:
-        data, scale_inv = (None, None) if transposed else (storage.rowwise_data, storage.rowwise_scale_inv)
+        data, scale_inv = (None, None) if turned else (storage.rowwise_data, storage.rowwise_scale_inv)
     if data is None or scale_inv is None or not data.is_contiguous():
         data, copy, scale_inv = copy_to_read(native, storage)
-        if (copy == codes.COPIES[ColumnwiseOrder.TRANSPOSED]) != transposed:
-            data = _transposed(native, data) if needs_rows else data.t()
+        if (copy == codes.COPIES[ColumnwiseOrder.TRANSPOSED]) != turned:
+            data = transposed(native, data) if needs_rows else data.t()
     return data.view(kind.format.dtype), scale_inv
 
 
-def _transposed(native: Native, data: torch.Tensor) -> torch.Tensor:
+def transposed(native: Native, data: torch.Tensor) -> torch.Tensor:
+    """A transposed copy of contiguous bytes ``[rows, cols]``, by the library."""
     rows, cols = data.shape
     result = native.empty((cols, rows), torch.uint8, data.device)
     status = native.lib.api_transpose(

@@ -101,12 +101,14 @@ class BlockCopy(NamedTuple):
 
     Attributes:
         codes: uint8; ``[..., K]``, or ``[K, ...]`` where ``turned``.
+        rowwise: which copy it is.
         turned: whether the codes lie transposed.
         block: which elements share a factor.
         grid: their factors, as :func:`scale_grid` gives them.
     """
 
     codes: torch.Tensor
+    rowwise: bool
     turned: bool
     block: Block
     grid: torch.Tensor
@@ -120,7 +122,7 @@ def block_copy(storage: QuantizedStorage, *, rowwise: bool) -> BlockCopy:
     codes, scale_inv = (row, row_scale_inv) if rowwise else (column, column_scale_inv)
     turned = not rowwise and kind.order is ColumnwiseOrder.TRANSPOSED and len(storage.shape) > 1
     grid = scale_grid(scale_inv, kind.mode, storage.shape, rowwise=rowwise)  # type: ignore[arg-type] # comes with its codes
-    return BlockCopy(codes, turned, block_of(kind.mode, rowwise=rowwise), grid)  # type: ignore[arg-type] # there is a copy
+    return BlockCopy(codes, rowwise, turned, block_of(kind.mode, rowwise=rowwise), grid)  # type: ignore[arg-type] # there is a copy
 
 
 def rows_and_cols(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -52,11 +52,14 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(program: str, *, stub: str | None = "", library: Path | None = None, check: bool = True) -> str:
-    """What a program prints. ``stub``: how the stub of torch_musa behaves; None: it is not installed."""
+def run(
+    program: str, *, stub: str | None = "", library: Path | None = None, check: bool = True, mate: bool = False
+) -> str:
+    """What a program prints. ``stub``: how the stub of torch_musa behaves; None: it is not installed. So with mate."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TE_HAL_")}
     environment |= {"TORCH_MUSA_STUB": stub or "", "XDG_CACHE_HOME": "/nonexistent"}
     paths = [str(TESTS), *([] if stub is None else [str(TESTS / "torch_musa_stub")])]
+    paths += [str(TESTS / "mate_stub")] if mate else []
     environment["PYTHONPATH"] = os.pathsep.join([*paths, environment.get("PYTHONPATH", "")])
     if library is not None:
         environment["TE_HAL_LIBRARY_PATH"] = str(library)
@@ -242,3 +245,48 @@ def test_the_capability_answer_says_which_way_a_product_goes(capability: str, li
     assert len(said) == len(WAYS[capability])
     for line, way in zip(said, WAYS[capability].values(), strict=True):
         assert line.startswith(f"True by {way}")
+
+
+MATE, DEQUANTIZED = "mate's groupwise product", "dequantized with the factors of its blocks"
+BLOCK_WAYS = {
+    ("3.1", True): {
+        "row square": MATE,
+        "row row": DEQUANTIZED,
+        "mx mx": DEQUANTIZED,
+        "row bf16": "the portable kernel",
+    },
+    ("3.1", False): {"row square": DEQUANTIZED, "mx mx": DEQUANTIZED},
+    ("2.2", True): {"row square": DEQUANTIZED, "square square": DEQUANTIZED},
+    ("2.1", True): {"row square": "the portable kernel", "mx mx": "the portable kernel"},
+}
+
+
+@pytest.mark.parametrize(("capability", "mate"), BLOCK_WAYS)
+def test_the_capability_answer_says_which_way_blocks_go(capability: str, mate: bool, library: Path) -> None:
+    ways = BLOCK_WAYS[capability, mate]
+    program = f"""
+    {textwrap.indent(FAKES, " " * 4).strip()}
+    from te_hal.schema.formats import ColumnwiseOrder
+    from te_hal.schema.storage import StorageKind
+    from te_hal.schema.support import Call
+    te_hal.set_backend("musa")
+    def kind(mode):
+        return StorageKind.of(E4M3, mode, rowwise=True, columnwise=True, order=ColumnwiseOrder.TRANSPOSED)
+    kinds = {{"row": kind("block_1x128"), "square": kind("block_128x128"), "mx": kind("mxfp8")}}
+    kinds["bf16"] = torch.bfloat16
+    flags = {{"layout": "fprop", "accumulate": False, "out_dtype": torch.bfloat16}}
+    backend = te_hal.dispatch.forced_backend()
+    def ask(a, b):
+        given = {{"a": a, "b": b, "bias": None, "out": None}}
+        return backend.supports(Call("gemm", torch.device("musa", 0), given, flags))
+    for names in {list(ways)}:
+        answer = ask(*(kinds[name] for name in names.split()))
+        print(bool(answer), answer.sentence)
+    for refused in (ask(kinds["row"], kinds["mx"]), ask(kind("nvfp4"), kind("nvfp4"))):
+        print(bool(refused), refused.sentence)
+    """
+    *said, mixed, later = run(program, stub=f"capability={capability}", library=library, mate=mate).splitlines()
+    for line, way in zip(said, ways.values(), strict=True):
+        assert line.startswith(f"True by {way}")
+    assert mixed.startswith("False no product of operands with scaling modes 'block_1x128' and 'mxfp8'")
+    assert later == "False scaling mode 'nvfp4' is not built yet"

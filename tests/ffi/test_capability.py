@@ -69,10 +69,25 @@ def test_any_other_status_is_a_no_as_well(status: int, stub: Callable[..., Path]
 
 def test_a_scaling_mode_without_marshalling_is_refused_without_asking(stub: Callable[..., Path]) -> None:
     native = over(stub())
-    answer = ask(native, gemm(kind(E4M3, mode=ScalingMode.MXFP8), BF16))
+    answer = ask(native, gemm(kind(E4M3, mode=ScalingMode.NVFP4), BF16))
     assert answer.code is Code.MODE
-    assert "mxfp8" in answer.sentence
+    assert "nvfp4" in answer.sentence
     assert native_stub.calls(native.library.path) == []
+
+
+def test_two_families_of_scales_are_refused_without_asking(stub: Callable[..., Path]) -> None:
+    native = over(stub())
+    answer = ask(native, gemm(kind(E4M3, mode=ScalingMode.MXFP8), kind(E4M3, mode=ScalingMode.BLOCK_1X128)))
+    assert answer.code is Code.MODE
+    assert "'block_1x128' and 'mxfp8'" in answer.sentence
+    assert native_stub.calls(native.library.path) == []
+
+
+def test_the_description_names_the_copy_with_its_blocks_along_the_sum() -> None:
+    both = StorageKind.of(E4M3, ScalingMode.MXFP8, rowwise=True, columnwise=True, order=ColumnwiseOrder.SAME)
+    description = _DESCRIPTIONS["gemm"](gemm(both, kind(E4M3, mode=ScalingMode.MXFP8)))
+    assert (description["input_mode"], description["other_mode"]) == (5, 5)
+    assert (description["input_copy"], description["other_copy"]) == (2, 0)
 
 
 def test_a_missing_library_is_a_no_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,7 @@ def test_a_fitting_transposed_copy_is_used_and_nothing_is_transposed(
 ) -> None:
     (a, b), exact = operands(("e4m3", "e4m3"), "wgrad")
     both = [columnwise_only(x, ColumnwiseOrder.TRANSPOSED) for x in (a, b)]
-    monkeypatch.setattr(scaled_matmul, "_transposed", None)
+    monkeypatch.setattr(scaled_matmul, "transposed", None)
     result = vendor(Way.SCALED).gemm(native, *both, layout="wgrad", out_dtype=torch.float32)
     assert relative_error(result, exact) <= BOUND[torch.float32]
 
