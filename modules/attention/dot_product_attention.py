@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,13 +24,13 @@ from te_hal.modules.attention.sizes import (
 )
 from te_hal.modules.attention.written_out import Settings, WrittenOut
 from te_hal.modules.plan_cache import PlanCache
+from te_hal.modules.rng_tracker import forked
 from te_hal.modules.state_dict import OptionalExtraState
 from te_hal.modules.transforms import refuse_transforms, run_eagerly
 from te_hal.quantization import Float8Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
     from te_hal.modules.attention.choice import Choice
 
@@ -176,7 +175,7 @@ class DotProductAttention(Labelled, OptionalExtraState, torch.nn.Module):
         )
         query, key, value = tensors
         dropout = self.attention_dropout if self.training else 0.0
-        with self._drawing(dropout):
+        with forked(self.get_rng_state_tracker if dropout else None):
             if plan.choice.implementation == TORCH:
                 output = torch_kernels.attend(
                     query,
@@ -235,13 +234,6 @@ class DotProductAttention(Labelled, OptionalExtraState, torch.nn.Module):
             )
         )
         return (query, key, value), mask, plan, chosen_format
-
-    def _drawing(self, dropout: float) -> AbstractContextManager[None]:
-        """The fork of the RNG tracker that dropout draws under."""
-        if not dropout or self.get_rng_state_tracker is None:
-            return nullcontext()
-        fork: AbstractContextManager[None] = self.get_rng_state_tracker().fork()
-        return fork
 
     def extra_repr(self) -> str:
         """Settings, for ``print(model)``."""

@@ -17,7 +17,6 @@ _LATER: dict[str, tuple[object, str]] = {
     "cp_global_ranks": (None, "context parallelism"),
     "cp_stream": (None, "context parallelism"),
     "cp_comm_type": ("p2p", "context parallelism"),
-    "input_layernorm": (False, "LayerNormLinear"),
     "set_parallel_mode": (False, "tensor parallelism"),
     "ub_bulk_wgrad": (False, "overlap of communication and gemm"),
     "ub_bulk_dgrad": (False, "overlap of communication and gemm"),

@@ -9,9 +9,8 @@ import torch
 from te_hal.modules.arguments import check_size
 from te_hal.modules.attention.projection import HeadLayout
 from te_hal.modules.attention.sizes import check_groups
+from te_hal.modules.norm_parameters import norm_op
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
-
-_NORMALIZATIONS = ("LayerNorm", "RMSNorm")
 
 #: Arguments that are bools.
 FLAGS = (
@@ -41,10 +40,7 @@ def check_together(kind: str, given: dict[str, Any]) -> None:
             raise ArgumentError(
                 f"{kind}: {name}", got=f"True with {needed}=False", accepted=f"{needed}=True: {why}", todo="set both"
             )
-    if given["normalization"] not in _NORMALIZATIONS:
-        accepted = ", ".join(map(repr, _NORMALIZATIONS))
-        got = repr(given["normalization"])
-        raise ArgumentError(f"{kind}: normalization", got=got, accepted=accepted, todo="correct it")
+    norm_op(kind, given["normalization"])
 
 
 def head_layout(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +14,9 @@ from te_hal.modules.attention.layout import check_format
 from te_hal.modules.attention.multihead_arguments import FLAGS, check_inputs, check_together, head_layout
 from te_hal.modules.attention.rope import apply_rotary_pos_emb
 from te_hal.modules.attention.sizes import check_attention_type
+from te_hal.modules.layernorm_linear import LayerNormLinear
 from te_hal.modules.linear import Linear
+from te_hal.modules.transforms import run_eagerly
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,6 +138,7 @@ class MultiheadAttention(Labelled, torch.nn.Module):
         )
         shared: dict[str, Any] = {
             "fuse_wgrad_accumulation": fuse_wgrad_accumulation,
+            "get_rng_state_tracker": get_rng_state_tracker,
             "bias": bias,
             "params_dtype": params_dtype,
             "device": device,
@@ -147,18 +149,17 @@ class MultiheadAttention(Labelled, torch.nn.Module):
             "zero_centered_gamma": zero_centered_gamma,
             "return_layernorm_output": return_layernorm_output,
         }
-        with nullcontext() if get_rng_state_tracker is None else get_rng_state_tracker().fork():
-            self._make_projections(
-                {**shared, "init_method": init_method}, norm if input_layernorm else None, fused=fuse_qkv_params
-            )
-            self.proj = Linear(
-                self.head_layout.query_size,
-                hidden_size,
-                init_method=output_layer_init_method,
-                return_bias=return_bias,
-                name=self._name_of("proj"),
-                **shared,
-            )
+        self._make_projections(
+            {**shared, "init_method": init_method}, norm if input_layernorm else None, fused=fuse_qkv_params
+        )
+        self.proj = Linear(
+            self.head_layout.query_size,
+            hidden_size,
+            init_method=output_layer_init_method,
+            return_bias=return_bias,
+            name=self._name_of("proj"),
+            **shared,
+        )
         self.core_attention = DotProductAttention(
             num_attention_heads,
             self.head_layout.channels,
@@ -191,13 +192,15 @@ class MultiheadAttention(Labelled, torch.nn.Module):
             )
         if norm:
             name = f"layernorm_{name}"
-        module = Linear(self.hidden_size, rows, parameters_split=split, name=self._name_of(name), **arguments)
+        sizes, named = (self.hidden_size, rows), {"parameters_split": split, "name": self._name_of(name)}
+        module = LayerNormLinear(*sizes, **named, **arguments, **norm) if norm else Linear(*sizes, **named, **arguments)
         self.add_module(name, module)
         self._first_projection = name
 
     def _name_of(self, part: str) -> str | None:
         return None if self.name is None else f"{self.name}.{part}"
 
+    @run_eagerly
     def forward(  # noqa: D417 - arguments of later features are named together
         self,
         hidden_states: torch.Tensor,

@@ -6,8 +6,10 @@ import inspect
 
 import attention_by_hand as by_hand
 import closeness
+import golden_values
 import pytest
 import torch
+from norm_reference import normalised
 from torch.nn import functional
 
 import te_hal.modules as te
@@ -35,9 +37,10 @@ def made(**arguments: object) -> te.MultiheadAttention:
 
 def weights_of(module: te.MultiheadAttention, stored: str, kind: str) -> list[torch.Tensor]:
     """Weights (or biases) of queries, keys and values, cut out row by row."""
+    holder = module.layernorm_qkv if module.input_layernorm else module.qkv
     if stored == "split":
-        return [getattr(module.qkv, f"{part}_{kind}") for part in ("query", "key", "value")]
-    rows = list(getattr(module.qkv, kind))
+        return [getattr(holder, f"{part}_{kind}") for part in ("query", "key", "value")]
+    rows = list(getattr(holder, kind))
     shared = HEADS // GROUPS
     owners = ["q"] * (HEADS * CHANNELS) + ["k"] * (GROUPS * CHANNELS) + ["v"] * (GROUPS * CHANNELS)
     if stored == "interleaved":
@@ -140,6 +143,35 @@ def pair_of(rows: torch.Tensor, stored: str) -> list[torch.Tensor]:
     return [torch.stack([row for row, owner in zip(rows, owners, strict=True) if owner == part]) for part in "kv"]
 
 
+@pytest.mark.parametrize("zero_centered", [False, True], ids=["plain", "zero_centered"])
+@pytest.mark.parametrize("normalization", ["LayerNorm", "RMSNorm"])
+@pytest.mark.parametrize("stored", STORED)
+def test_a_norm_may_come_first_and_what_it_gave_may_be_returned(stored, normalization, zero_centered):
+    module = made(
+        input_layernorm=True,
+        return_layernorm_output=True,
+        normalization=normalization,
+        zero_centered_gamma=zero_centered,
+        layernorm_epsilon=0.01,
+        **STORED[stored],
+    )
+    x, gy, gn = torch.randn(3, S, B, HIDDEN)
+    x.requires_grad_()
+    y, norm = module(x)
+    torch.autograd.backward((y, norm), (gy, gn))
+    gamma, beta = module.layernorm_qkv.layer_norm_weight, getattr(module.layernorm_qkv, "layer_norm_bias", None)
+    found = [y, norm, x.grad, gamma.grad.clone()]
+    module.zero_grad()
+    doubled = x.detach().double().requires_grad_()
+    beta = None if normalization == "RMSNorm" else beta.double()
+    after = normalised(doubled, gamma.double(), beta, 0.01, zero_centered=zero_centered)
+    arguments = [weights_of(module, stored, kind) for kind in KINDS]
+    expected = exact(after, *arguments, module.proj, by_hand.visible("causal", (B, HEADS, S, S)))
+    torch.autograd.backward((expected, after), (gy.double(), gn.double()))
+    for value, target in zip(found, [expected, after, doubled.grad, gamma.grad], strict=True):
+        assert closeness.relative_error(value, target) <= 2 * FP32_BOUND
+
+
 def test_bf16_is_within_its_roundings_of_float64():
     module = made(fuse_qkv_params=True, params_dtype=torch.bfloat16)
     x, gy = torch.randn(2, S, B, HIDDEN).bfloat16()
@@ -192,6 +224,23 @@ NAMES = {
 }
 
 
+NORM = {"layer_norm_weight": (32,), "layer_norm_bias": (32,)}
+NAMES["norm"] = (
+    {"input_layernorm": True, "fuse_qkv_params": True},
+    {f"layernorm_qkv.{name}": shape for name, shape in ({"weight": (80, 32), "bias": (80,)} | NORM).items()},
+)
+NAMES["norm, cross"] = (
+    {"input_layernorm": True, "attention_type": "cross", "bias": False},
+    {f"layernorm_query.{name}": shape for name, shape in ({"query_weight": (40, 32)} | NORM).items()}
+    | {"key_value.key_weight": (20, 32), "key_value.value_weight": (20, 32)},
+)
+NAMES["norm, cross, fused"] = (
+    {"input_layernorm": True, "attention_type": "cross", "bias": False, "fuse_qkv_params": True},
+    {f"layernorm_query.{name}": shape for name, shape in ({"weight": (40, 32)} | NORM).items()}
+    | {"key_value.weight": (40, 32)},
+)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_parameters_have_transformer_engines_names_and_shapes(name):
     arguments, expected = NAMES[name]
@@ -201,6 +250,15 @@ def test_parameters_have_transformer_engines_names_and_shapes(name):
     assert found == expected | proj
     extra = {key for key in module.state_dict() if key not in found}
     assert extra == {f"{part}._extra_state" for part, _ in module.named_children()}
+
+
+def test_the_attention_of_a_recorded_transformer_layer_loads_strictly():
+    layer = golden_values.load("modules_bf16").case("TransformerLayer/bfloat16/none/param")
+    start = "self_attention."
+    recorded = {key[len(start) :]: value for key, value in layer.items() if key.startswith(start)}
+    module = te.MultiheadAttention(128, 4, input_layernorm=True, fuse_qkv_params=True, params_dtype=torch.bfloat16)
+    module.load_state_dict(recorded, strict=True)
+    assert torch.equal(module.layernorm_qkv.weight, recorded["layernorm_qkv.weight"])
 
 
 def test_a_state_without_extra_state_loads_strictly():
