@@ -90,7 +90,7 @@ def note_backward(call: LinearCall) -> None:
     """Have the backward scaling state updated when the region's backward ends: a gradient is about to be cast."""
     quantizers, region = call.quantizers, call.region
     if quantizers is not None and region is not None and isinstance(quantizers.backward_state, DelayedScalingState):
-        region.queue.add(quantizers.backward_state, forward=False)
+        region.queue.add(quantizers.backward_state, forward=False, selection=call.plan.selection)
 
 
 def end_backward(call: LinearCall) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import te_hal.ops
-from te_hal.dispatch import backend_for, current_memo, resolve
+from te_hal.dispatch import backend_for, current_memo, current_selection, resolve
 from te_hal.quantization.linear_calls import (
     ROWWISE,
     LinearCopies,
@@ -32,6 +32,7 @@ from te_hal.schema.support import Call
 if TYPE_CHECKING:
     import torch
 
+    from te_hal.dispatch import Selection
     from te_hal.modules.plan_key import PlanKey
     from te_hal.quantization.linear_calls import Copies
     from te_hal.quantization.quantizer import CastKernels
@@ -66,6 +67,7 @@ class LinearPlan:
     Attributes:
         key: what the plan was made for.
         memo: dispatch's memo when the plan was made.
+        selection: under which it was made; what belongs to the backward goes there too.
         order: memory order of columnwise copies.
         copies: which copies of each operand are made and kept; none without FP8.
         casts: kernels that make them.
@@ -77,6 +79,7 @@ class LinearPlan:
 
     key: PlanKey
     memo: object
+    selection: Selection
     order: ColumnwiseOrder
     copies: LinearCopies
     casts: PlanCasts
@@ -111,6 +114,7 @@ def make_plan(key: PlanKey) -> LinearPlan:
     return LinearPlan(
         key=key,
         memo=memo,
+        selection=current_selection(),
         order=order,
         copies=copies,
         casts=_casts(key, copies, order),

@@ -15,6 +15,7 @@ from te_hal.dispatch.policy import Policy
 from te_hal.dispatch.registry import register_backend, register_composition
 from te_hal.dispatch.resolution import Resolved, ask_backend, ask_declared, entry, parts_of, resolve, support_for
 from te_hal.dispatch.selection import (
+    Selection,
     current_memo,
     get_policy,
     reset,
@@ -22,7 +23,9 @@ from te_hal.dispatch.selection import (
     set_policy,
     use_backend,
     use_policy,
+    use_selection,
 )
+from te_hal.dispatch.selection import current as current_selection
 from te_hal.schema.backend import ANY_DEVICE, Backend, GemmCopies
 
 __all__ = [
@@ -33,10 +36,12 @@ __all__ = [
     "GemmCopies",
     "Policy",
     "Resolved",
+    "Selection",
     "ask_backend",
     "ask_declared",
     "backend_for",
     "current_memo",
+    "current_selection",
     "default_device",
     "entry",
     "fallback_report",
@@ -54,4 +59,5 @@ __all__ = [
     "support_for",
     "use_backend",
     "use_policy",
+    "use_selection",
 ]

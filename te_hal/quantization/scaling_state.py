@@ -10,6 +10,7 @@ import torch
 import te_hal.ops
 from te_hal.quantization.current_scaling_quantizer import Float8CurrentScalingQuantizer
 from te_hal.quantization.float8_quantizer import Float8Quantizer
+from te_hal.quantization.updates import Rolling
 from te_hal.recipe import DelayedScaling, Float8CurrentScaling, Recipe
 from te_hal.schema.errors import ArgumentError, UnsupportedError
 from te_hal.schema.formats import FLOAT32_MAX
@@ -108,17 +109,21 @@ class DelayedScalingState:
 
     def update(self) -> None:
         """Roll the history and renew the scales, in place."""
-        recipe = self.recipe
-        if recipe.updates_by_op:
-            te_hal.ops.update_delayed_scale(
-                self.amax_history,
-                self.scale,
-                fp8_max=self.format.max,
-                margin=recipe.margin,
-                amax_compute_algo=recipe.amax_compute_algo,  # type: ignore[arg-type] # a name, or no op would do
-            )
+        rolling = self.rolling()
+        if rolling is not None:
+            history, scale, *settings = rolling
+            names = ("fp8_max", "margin", "amax_compute_algo")
+            te_hal.ops.update_delayed_scale(history, scale, **dict(zip(names, settings, strict=True)))
         else:
             self._update_with_callables()
+
+    def rolling(self) -> Rolling | None:
+        """What an op takes to roll this state, maybe with others; None where a user's callables must."""
+        recipe = self.recipe
+        algo = recipe.amax_compute_algo
+        if not recipe.updates_by_op or not isinstance(algo, str):
+            return None
+        return Rolling(self.amax_history, self.scale, self.format.max, recipe.margin, algo)
 
     def _update_with_callables(self) -> None:
         """Transformer Engine's rule for a user's callables: the history rolls every time, also for a zero amax.

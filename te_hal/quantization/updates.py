@@ -4,13 +4,31 @@ Forward states roll when the outermost enabled autocast is left with gradients o
 backward of the region's first FP8 module ends (docs/numerics.md, D5). A state that recorded nothing has a zero
 amax, which rolls nothing, so only states that recorded something need to be visited. One queue per thread that
 runs forwards; a backward uses the queue of its forward, whichever thread autograd runs it in.
+
+States that one op can roll are rolled together, on the backend of their forward.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import te_hal.ops
+from te_hal.dispatch import Selection, current_selection, use_selection
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Rolling(NamedTuple):
+    """What the op takes of one state (te_hal.ops.update_delayed_scales)."""
+
+    amax_history: torch.Tensor
+    scale: torch.Tensor
+    fp8_max: float
+    margin: int
+    amax_compute_algo: str
 
 
 class Updatable(Protocol):
@@ -19,6 +37,9 @@ class Updatable(Protocol):
     def update(self) -> None:
         """Roll the history and renew the scales, in place."""
 
+    def rolling(self) -> Rolling | None:
+        """What the op takes to do so; None where only :meth:`update` can (a user's callables)."""
+
 
 class UpdateQueue:
     """States of one thread's forwards that wait for their update, in the order in which they came."""
@@ -26,20 +47,31 @@ class UpdateQueue:
     def __init__(self) -> None:
         self._forward, self._backward = _Waiting(), _Waiting()
 
-    def add(self, state: Updatable, *, forward: bool) -> None:
-        """Note that ``state`` has recorded, or is about to record, an amax."""
-        (self._forward if forward else self._backward).add(state)
+    def add(self, state: Updatable, *, forward: bool, selection: Selection | None = None) -> None:
+        """Note that ``state`` has recorded, or is about to record, an amax.
+
+        Args:
+            state: what will roll.
+            forward: its direction.
+            selection: where it shall roll, that of its forward; None: the one in force now.
+        """
+        (self._forward if forward else self._backward).add(state, selection or current_selection())
 
     def update(self, *, forward: bool) -> None:
-        """Update every waiting state of one direction and forget it.
+        """Update every waiting state of one direction and forget it: a user's callables one by one, others together.
 
-        Where one of them raises (a user's callable), those behind it still wait.
+        Where an update raises (a user's callable), those behind it still wait.
         """
         waiting = self._forward if forward else self._backward
         while waiting.states:
-            state = waiting.take()
-            if state is not None:
-                state.update()
+            steps = _take_steps(waiting)
+            try:
+                while steps:
+                    steps.pop(0).run()
+            finally:
+                for step in steps:
+                    for state in step.states:
+                        waiting.add(state, step.selection)
 
     def clear(self) -> None:
         """Forget every waiting state without an update."""
@@ -56,21 +88,65 @@ class _Waiting:
     __slots__ = ("_forget", "states")
 
     def __init__(self) -> None:
-        states: dict[weakref.ref[Updatable], None] = {}
+        states: dict[weakref.ref[Updatable], Selection] = {}
         self.states = states
         self._forget = lambda gone: states.pop(gone, None)
 
-    def add(self, state: Updatable) -> None:
-        self.states[weakref.ref(state, self._forget)] = None
+    def add(self, state: Updatable, selection: Selection) -> None:
+        self.states[weakref.ref(state, self._forget)] = selection
 
-    def take(self) -> Updatable | None:
+    def take(self) -> tuple[Updatable, Selection] | None:
         """The first state, now no longer waiting; None if another thread was faster or it is gone."""
         try:
             first = next(iter(self.states))
-            del self.states[first]
+            selection = self.states.pop(first)
         except (StopIteration, KeyError, RuntimeError):  # emptied, taken or grown meanwhile: the caller looks again
             return None
-        return first()
+        state = first()
+        return None if state is None else (state, selection)
+
+
+class _Alone(NamedTuple):
+    """A state that rolls by itself."""
+
+    states: tuple[Updatable]
+    selection: Selection
+
+    def run(self) -> None:
+        self.states[0].update()
+
+
+class _Together(NamedTuple):
+    """States that one op rolls: of one selection, device, margin and window."""
+
+    states: list[Updatable]
+    selection: Selection
+    rolling: list[Rolling]
+
+    def run(self) -> None:
+        histories, scales, maxima, margins, algos = zip(*self.rolling, strict=True)
+        with use_selection(self.selection):
+            te_hal.ops.update_delayed_scales(
+                histories, scales, fp8_maxima=maxima, margin=margins[0], amax_compute_algo=algos[0]
+            )
+
+
+def _take_steps(waiting: _Waiting) -> list[_Alone | _Together]:
+    """Everything up to the first state that rolls by itself, which comes last."""
+    together: dict[object, _Together] = {}
+    while waiting.states:
+        taken = waiting.take()
+        if taken is None:
+            continue
+        state, selection = taken
+        rolling = state.rolling()
+        if rolling is None:
+            return [*together.values(), _Alone((state,), selection)]
+        kind = selection, rolling.scale.device, rolling.margin, rolling.amax_compute_algo
+        step = together.setdefault(kind, _Together([], selection, []))
+        step.states.append(state)
+        step.rolling.append(rolling)
+    return list(together.values())
 
 
 class _PerThread(threading.local):

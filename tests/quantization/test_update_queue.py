@@ -20,6 +20,9 @@ class Counting:
         if self.error is not None:
             raise self.error
 
+    def rolling(self) -> None:
+        """By itself only."""
+
 
 def test_states_are_updated_once_in_the_order_they_came():
     log: list[str] = []
