@@ -11,8 +11,10 @@ from typer.testing import CliRunner, Result
 
 from te_hal.cli.app import app
 
-#: A comparison of seconds.
-TINY = ("--steps", "10", "--width", "32", "--layers", "1", "--batch", "16")
+#: A comparison of seconds, of the model that is the quicker one to make and train.
+TINY = ("--model", "mlp", "--steps", "10", "--width", "32", "--layers", "1", "--batch", "16", "--sample", "8")
+#: Added to it, one of the GPT.
+TINY_GPT = ("--model", "gpt", "--heads", "2", "--sequence", "16", "--batch", "4")
 
 
 class CommandLine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from te_hal.cli.memory import measure_memory
 from te_hal.cli.precision import precision, run_names
 from te_hal.cli.results import RunResult
 from te_hal.cli.training import Run
+from te_hal.monitoring import NonFiniteWarning
 
 if TYPE_CHECKING:
     from te_hal.cli.config import CompareConfig
@@ -52,7 +54,7 @@ class Comparison:
     @property
     def finished(self) -> bool:
         """Whether all runs are done."""
-        return len(self._finished) == len(run_names(self._config.recipes))
+        return len(self._finished) == len(run_names(self._config))
 
     def identity(self) -> dict[str, Any]:
         """Everything that decides the numbers, by name: two comparisons of the same identity agree."""
@@ -120,8 +122,11 @@ class Comparison:
         for name in self._names_left():
             run = self._run = self._run or self._new_run(name)
             run.result.memory = self._memory[name]
+            run.watch()
             reporter.start(run.result)
-            with stop.listening():
+            with stop.listening(), warnings.catch_warnings():
+                # The report says it.
+                warnings.simplefilter("ignore", NonFiniteWarning)
                 self._train_run(run, reporter, stop, save_every)
             if stop:
                 return
@@ -138,12 +143,13 @@ class Comparison:
                 return
             if run.result.steps % save_every == 0 and not run.result.finished:
                 self._save(reporter)
+        run.finish()
         self._finished.append({"result": run.result.as_dict(), "model": run.model.state_dict()})
         self._run = None
         self._save(reporter)
 
     def _names_left(self) -> tuple[str, ...]:
-        return run_names(self._config.recipes)[len(self._finished) :]
+        return run_names(self._config)[len(self._finished) :]
 
     def _position(self) -> str:
         newest = self.results[-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from te_hal.cli.precision import RECIPES
 from te_hal.schema.errors import ArgumentError, NotBuiltError
@@ -12,61 +12,134 @@ from te_hal.schema.errors import ArgumentError, NotBuiltError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: Bytes that a prediction looks back on.
-CONTEXT = 64
-
 #: Of int64.
 _LARGEST = 2**63 - 1
 
-MODELS = ("mlp",)
-_LATER_MODELS = {"gpt": 'it comes with "Transformer modules and the GPT main job"'}
+#: Values of the options that are left out, by kind of model; the first kind is the default one.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "gpt": {"steps": 400, "width": 128, "layers": 2, "heads": 4, "sequence": 64, "batch": 16, "lr": 1e-3},
+    "mlp": {"steps": 400, "width": 256, "layers": 2, "heads": 0, "sequence": 64, "batch": 1024, "lr": 3e-3},
+}
+MODELS = tuple(DEFAULTS)
 _LATER_RECIPES = dict.fromkeys(("block", "mxfp8", "nvfp4", "custom"), "docs/parity.md lists the recipes that are here")
+#: Of activations under FP8: leading sizes by 8, the last one by 16 (te_hal.modules.shape_rule).
+_LEADING, _LAST = 8, 16
 
 
 @dataclass(frozen=True)
 class CompareConfig:
-    """The options that decide every number of a comparison but its times.
+    """The options that decide every number of a comparison but its times; :func:`configure` fills in defaults.
 
     Attributes:
         model: kind of model, one of MODELS.
-        recipes: FP8 runs beside the BF16 and FP32 ones, in order, each one of RECIPES.
+        recipes: the FP8 runs, in order, each one of RECIPES.
         steps: optimizer steps per run.
         width: features of the hidden layers; a multiple of 16.
-        layers: residual blocks of two linear layers each.
-        batch: predictions per step; a multiple of 8.
+        layers: layers of the GPT, residual blocks of the MLP.
+        heads: attention heads, which divide the width; 0 for the MLP.
+        sequence: bytes that the model looks back on; of the GPT a multiple of 8.
+        batch: sequences per step; of the MLP windows, which predict one byte each, in multiples of 8.
         seed: of the initial weights and of the order of the data.
         lr: highest learning rate.
+        fp32: have a run in FP32 too.
+        from_bf16: before the runs with all layers in FP8, have runs with one.
+        sample: bytes that each model writes at its end.
 
     Raises:
         ArgumentError: a value is out of range.
-        NotBuiltError: a model or recipe that is not built yet.
+        NotBuiltError: a recipe that is not built yet.
     """
 
-    model: str = "mlp"
-    recipes: tuple[str, ...] = tuple(RECIPES)
-    steps: int = 400
-    width: int = 256
-    layers: int = 2
-    batch: int = 1024
-    seed: int = 0
-    lr: float = 3e-3
+    model: str
+    recipes: tuple[str, ...]
+    steps: int
+    width: int
+    layers: int
+    heads: int
+    sequence: int
+    batch: int
+    seed: int
+    lr: float
+    fp32: bool
+    from_bf16: bool
+    sample: int
 
     def __post_init__(self) -> None:
-        _check_choice("--model", self.model, MODELS, _LATER_MODELS)
+        _check_choice("--model", self.model, MODELS, {})
         for recipe in self.recipes or ("",):
             _check_choice("--recipe", recipe, tuple(RECIPES), _LATER_RECIPES)
         check_count("--steps", self.steps)
-        check_count("--width", self.width, multiple=16)
+        check_count("--width", self.width, multiple=_LAST)
         check_count("--layers", self.layers)
-        check_count("--batch", self.batch, multiple=8)
+        gpt = self.model == "gpt"
+        check_count("--sequence", self.sequence, multiple=_LEADING if gpt else 1)
+        check_count("--batch", self.batch, multiple=1 if gpt else _LEADING)
         check_count("--seed", self.seed, least=0)
+        check_count("--sample", self.sample, least=0)
+        self._check_heads()
         if not (math.isfinite(self.lr) and self.lr > 0):
             raise ArgumentError(
                 "te-hal compare: --lr",
                 got=str(self.lr),
                 accepted="a finite number above 0",
-                todo="the default is 0.003",
+                todo=f"leave it out for the default, {DEFAULTS[self.model]['lr']}",
             )
+
+    def _check_heads(self) -> None:
+        if self.model != "gpt":
+            if self.heads:
+                raise ArgumentError(
+                    "te-hal compare: --heads",
+                    got=f"{self.heads} for --model {self.model}",
+                    accepted="a model with attention",
+                    todo="leave --heads out, or choose --model gpt",
+                )
+            return
+        check_count("--heads", self.heads)
+        if self.width % self.heads:
+            dividing = [str(n) for n in range(1, min(self.width, 4 * self.heads) + 1) if self.width % n == 0]
+            raise ArgumentError(
+                "te-hal compare: --heads",
+                got=f"{self.heads}, with --width {self.width}",
+                accepted=f"a number that divides the width, such as {', '.join(dividing[-4:])}",
+                todo="choose another number of heads or another width",
+            )
+
+    @property
+    def tokens(self) -> int:
+        """Predictions per step; a token is a byte."""
+        return self.batch * self.sequence if self.model == "gpt" else self.batch
+
+
+def configure(model: str = MODELS[0], **given: Any) -> CompareConfig:  # noqa: ANN401 - the fields of CompareConfig
+    """The configuration with these options, and the model's defaults for those that are None or left out.
+
+    Raises:
+        ArgumentError, NotBuiltError: as CompareConfig.
+    """
+    _check_choice("--model", model, MODELS, {})
+    shared = {"recipes": tuple(RECIPES), "seed": 0, "fp32": False, "from_bf16": False, "sample": 120}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return CompareConfig(**{"model": model, **shared, **DEFAULTS[model], **chosen})
+
+
+def default_text(option: str) -> str:
+    """What an option is when it is left out, for its help."""
+    values = {model: defaults[option] for model, defaults in DEFAULTS.items() if defaults[option]}
+    if len(set(values.values())) == 1:
+        return f"default: {next(iter(values.values()))}"
+    return "default: " + ", ".join(f"{value} ({model})" for model, value in values.items())
+
+
+def check_start(start: str | None) -> bool:
+    """Whether `--from` asks for the walk from BF16 to FP8.
+
+    Raises:
+        ArgumentError: anything but "bf16".
+    """
+    if start is not None:
+        _check_choice("--from", start, ("bf16",), {})
+    return start is not None
 
 
 def check_count(option: str, value: int, *, multiple: int = 1, least: int = 1) -> None:

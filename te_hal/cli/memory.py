@@ -17,6 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from te_hal.cli.memory_parts import saved_by_part
 from te_hal.cli.results import Memory
 from te_hal.cli.training import Run
 
@@ -51,8 +52,9 @@ def measure_memory(precision: Precision, config: CompareConfig, text: Text, devi
     return Memory(
         parameter_bytes=sum(p.nbytes for p in run.model.parameters()),
         optimizer_bytes=run.optimizer.nbytes(),
-        saved_activation_bytes=activations,
+        saved_activation_bytes=sum(activations.values()),
         saved_other_bytes=other,
+        saved_by_part=activations,
         peak_bytes=peak,
         method=method,
     )
@@ -77,30 +79,12 @@ def _peak_of_allocator(build: Callable[[], Run], device: torch.device) -> tuple[
     return run, allocator.max_memory_allocated(device) - before
 
 
-def _saved_bytes(run: Run, batch: int) -> tuple[int, int]:
-    """Bytes kept for backward at `batch`: those that grow with it, and the others."""
+def _saved_bytes(run: Run, batch: int) -> tuple[dict[str, int], int]:
+    """Bytes kept for backward at `batch`: those that grow with it, by part of the model, and the sum of the others."""
     small = _SMALL_BATCH if batch > _SMALL_BATCH else 2 * _SMALL_BATCH
-    at_batch, at_small = (saved_for_backward(run, size) for size in (batch, small))
-    activations = round((at_batch - at_small) / (batch - small) * batch)
-    return activations, at_batch - activations
-
-
-def saved_for_backward(run: Run, batch: int) -> int:
-    """Bytes that one forward pass over `batch` windows keeps, parameters left out."""
-    parameters = {p.untyped_storage().data_ptr() for p in run.model.parameters()}
-    seen: dict[int, torch.UntypedStorage] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            seen[storage.data_ptr()] = storage
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = run.loss(run.windows(batch))
-    total = sum(storage.nbytes() for storage in seen.values())
-    del loss
-    return total
+    at_batch, at_small = (saved_by_part(run, size) for size in (batch, small))
+    growing = {part: round((at_batch[part] - at_small[part]) / (batch - small) * batch) for part in at_batch}
+    return growing, sum(at_batch.values()) - sum(growing.values())
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call] # its __init_subclass__

@@ -1,4 +1,4 @@
-"""compare.png: the loss curves, and how far each run is from BF16."""
+"""compare.png: the loss curves, how far each run is from BF16, and what FP8 did to each layer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from te_hal.cli.atomic import write_atomically
+from te_hal.cli.observed import losses_of_format
+from te_hal.cli.plot_layers import draw_layers
+from te_hal.cli.precision import BASELINE, SECOND_SEED
 from te_hal.cli.verdict import TOLERANCE
 
 if TYPE_CHECKING:
@@ -20,8 +23,12 @@ if TYPE_CHECKING:
     from te_hal.cli.summary import Summary
 
 # Okabe and Ito's colours, which stay apart in every kind of colour vision.
-_COLORS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
+_COLORS = ("#000000", "#999999", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 _SMOOTHED_SHARE = 50
+#: Inches.
+_WIDTH, _TOP, _ROW = 13, 9, 4.5
+#: Room around the panels, given, because a layout that is found out takes a second drawing.
+_MARGINS = {"left": 0.07, "right": 0.98, "top": 0.93, "bottom": 0.08, "wspace": 0.22, "hspace": 0.28}
 
 
 def write_plot(path: Path, summary: Summary) -> None:
@@ -32,20 +39,19 @@ def write_plot(path: Path, summary: Summary) -> None:
     """
     from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
 
-    figure = Figure(figsize=(9, 7), layout="constrained")
-    losses, differences = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    baseline, *others = summary.runs
-    window = max(1, baseline.steps_planned // _SMOOTHED_SHARE)
-    _draw_losses(losses, summary, window)
-    for run, color in zip(others, _COLORS[1:], strict=False):
-        _draw_difference(differences, run, baseline, window, color)
-    differences.axhspan(-100 * TOLERANCE, 100 * TOLERANCE, color="gray", alpha=0.15, linewidth=0)
-    differences.axhline(0, color=_COLORS[0], linewidth=1)
-    differences.set(xlabel="step", ylabel=f"loss above BF16's (%)\nband: \N{PLUS-MINUS SIGN}{TOLERANCE:.0%}")
-    for axes in (losses, differences):
-        axes.grid(alpha=0.3)
+    observed = [run for run in summary.runs if run.recipe is not None and losses_of_format(run.observed)]
+    figure = Figure(figsize=(_WIDTH, _TOP + _ROW * len(observed)))
+    rows = figure.subfigures(1 + len(observed), 1, height_ratios=(_TOP, *[_ROW] * len(observed)), squeeze=False)
+    axes = rows[0, 0].subplots(2, 2, gridspec_kw=_MARGINS)
+    window = max(1, summary.runs[0].steps_planned // _SMOOTHED_SHARE)
+    _draw_losses(axes[0, 0], summary, window)
+    _draw_gradient_norms(axes[0, 1], summary, window)
+    _draw_differences(axes[1, 0], summary, window)
+    _draw_speed(axes[1, 1], summary)
+    for run, row in zip(observed, rows[1:, 0], strict=True):
+        draw_layers(row, run)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
+    figure.savefig(buffer, format="png", dpi=110)
     write_atomically(path, buffer.getvalue())
 
 
@@ -62,20 +68,59 @@ def _draw_losses(axes: Axes, summary: Summary, window: int) -> None:
         f"batch {config['batch']}, seed {config['seed']}\n{config['backend']} on {machine['device']}",
         fontsize="medium",
     )
-    axes.set_ylabel("loss (nats per byte)")
-    axes.legend(title=f"lines: training, mean of {window} steps\ndots: held out")
+    axes.set(xlabel="step", ylabel="loss (nats per byte)")
+    axes.legend(title=f"lines: training, mean of {window} steps\ndots: held out", fontsize="small")
+    axes.grid(alpha=0.3)
 
 
-def _draw_difference(axes: Axes, run: RunResult, baseline: RunResult, window: int, color: str) -> None:
-    """Runs see the same batches, so their training losses can be compared step by step."""
+def _draw_gradient_norms(axes: Axes, summary: Summary, window: int) -> None:
+    for run, color in zip(summary.runs, _COLORS, strict=False):
+        axes.plot(*_smooth(np.array(run.gradient_norm), window), color=color, linewidth=1.2)
+    axes.set(xlabel="step", ylabel="gradient norm before clipping")
+    axes.grid(alpha=0.3)
+
+
+def _draw_differences(axes: Axes, summary: Summary, window: int) -> None:
+    """All runs but the one of another seed see the same batches; that one's distance is drawn as a band."""
+    baseline = summary.runs[0]
+    for run, color in zip(summary.runs[1:], _COLORS[1:], strict=False):
+        where, above = _difference(run, baseline, window)
+        if run.name == SECOND_SEED:
+            # Two seeds see other batches, so how far they are apart at one step says little; the band is their
+            # distance around each step.
+            band = _smooth(np.abs(above), 5 * window)[1]
+            axes.fill_between(where, -band, band, color=color, alpha=0.3, linewidth=0, label="two BF16 seeds")
+            continue
+        axes.plot(where, above, color=color, linewidth=1.2, label=run.name)
+        known = dict(baseline.held_out)
+        points = [(step, 100 * (loss / known[step] - 1)) for step, loss in run.held_out if step in known]
+        if points:
+            axes.plot(*zip(*points, strict=True), "o", color=color, markersize=4)
+    for limit in (-TOLERANCE, TOLERANCE):
+        axes.axhline(100 * limit, color="gray", linewidth=1, linestyle=":")
+    axes.axhline(0, color=_COLORS[0], linewidth=1)
+    axes.set(xlabel="step", ylabel=f"loss above {BASELINE}'s (%)\ndotted: \N{PLUS-MINUS SIGN}{TOLERANCE:.0%}")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize="small")
+    axes.grid(alpha=0.3)
+
+
+def _difference(run: RunResult, baseline: RunResult, window: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Steps, and by how many percent the smoothed training loss is above the baseline's."""
     steps = min(run.steps, baseline.steps)
     where, loss = _smooth(np.array(run.loss[:steps]), window)
     _, reference = _smooth(np.array(baseline.loss[:steps]), window)
-    axes.plot(where, 100 * (loss / reference - 1), color=color, linewidth=1.2)
-    known = dict(baseline.held_out)
-    points = [(step, 100 * (loss / known[step] - 1)) for step, loss in run.held_out if step in known]
-    if points:
-        axes.plot(*zip(*points, strict=True), "o", color=color, markersize=4)
+    return where, 100 * (loss / reference - 1)
+
+
+def _draw_speed(axes: Axes, summary: Summary) -> None:
+    runs = [run for run in summary.runs if run.steps]
+    speeds = [summary.tokens / run.median_step_seconds for run in runs]
+    bars = axes.barh([run.name for run in runs], speeds, color=_COLORS[: len(runs)])
+    axes.bar_label(bars, [f"{speed:,.0f}" for speed in speeds], padding=3)
+    axes.margins(x=0.15)
+    axes.invert_yaxis()
+    axes.set(xlabel="tokens per second (median)")
 
 
 def _smooth(values: NDArray[np.float64], window: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -33,14 +33,14 @@ class Reporter(Protocol):
         """Nothing more comes."""
 
 
-def make_reporter(console: Console, batch: int) -> Reporter:
+def make_reporter(console: Console, tokens: int) -> Reporter:
     """The display that fits the console.
 
     Args:
         console: where to show.
-        batch: tokens per step; a token is a byte.
+        tokens: predictions per step; a token is a byte.
     """
-    return Bars(console, batch) if console.is_terminal else Lines(console, batch)
+    return Bars(console, tokens) if console.is_terminal else Lines(console, tokens)
 
 
 def _recent_seconds(result: RunResult) -> float:
@@ -50,8 +50,8 @@ def _recent_seconds(result: RunResult) -> float:
 class Bars:
     """One bar per run, with loss, step time and tokens per second."""
 
-    def __init__(self, console: Console, batch: int) -> None:
-        self._batch = batch
+    def __init__(self, console: Console, tokens: int) -> None:
+        self._tokens = tokens
         self._progress = Progress(
             TextColumn("{task.description:8}"),
             BarColumn(bar_width=None),
@@ -75,7 +75,7 @@ class Bars:
         if self._task is None:
             return
         seconds = _recent_seconds(result)
-        numbers = f"loss {result.loss[-1]:.3f}  {seconds * 1e3:5.1f} ms  {self._batch / seconds:7,.0f} tok/s"
+        numbers = f"loss {result.loss[-1]:.3f}  {seconds * 1e3:5.1f} ms  {self._tokens / seconds:7,.0f} tok/s"
         self._progress.update(self._task, completed=result.steps, numbers=numbers)
 
     def note(self, message: str) -> None:
@@ -90,8 +90,8 @@ class Bars:
 class Lines:
     """A line at each evaluation: about ten per run."""
 
-    def __init__(self, console: Console, batch: int) -> None:
-        self._console, self._batch = console, batch
+    def __init__(self, console: Console, tokens: int) -> None:
+        self._console, self._tokens = console, tokens
 
     def start(self, result: RunResult) -> None:
         """Say which run starts, and where it goes on."""
@@ -105,7 +105,7 @@ class Lines:
         seconds = _recent_seconds(result)
         self.note(
             f"{result.name:8} step {result.steps:5}/{result.steps_planned}  loss {result.loss[-1]:.4f}  "
-            f"held-out {result.held_out_loss:.4f}  {seconds * 1e3:.1f} ms/step  {self._batch / seconds:,.0f} tokens/s"
+            f"held-out {result.held_out_loss:.4f}  {seconds * 1e3:.1f} ms/step  {self._tokens / seconds:,.0f} tokens/s"
         )
 
     def note(self, message: str) -> None:

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from te_hal.cli.atomic import write_atomically
-from te_hal.cli.verdict import difference
+from te_hal.cli.verdict import difference, noise
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +39,8 @@ def write_record(path: Path, summary: Summary) -> None:
             "unigram_loss": summary.unigram_loss,
         },
         "units": {"loss": "nats per byte", "seconds": "s", "bytes": "B"},
+        "prompt": summary.prompt,
+        "held_out_noise": noise(summary.runs),
         "runs": [_run(run, summary) for run in summary.runs],
         "verdicts": [vars(verdict) for verdict in summary.verdicts],
     }
@@ -55,7 +57,7 @@ def _run(run: RunResult, summary: Summary) -> dict[str, Any]:
         "held_out_loss": run.held_out_loss,
         "held_out_loss_relative_to_bf16": difference(run, summary.runs[0]),
         "median_step_seconds": run.median_step_seconds,
-        "tokens_per_second": summary.batch / run.median_step_seconds,
+        "tokens_per_second": summary.tokens / run.median_step_seconds,
     }
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from te_hal.cli.report_details import print_details
 from te_hal.cli.results import LAST_STEPS
-from te_hal.cli.verdict import difference
+from te_hal.cli.verdict import difference, noise
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +31,7 @@ _COLUMNS: tuple[tuple[str, Callable[[RunResult, Summary], str]], ...] = (
     ("vs\nBF16", lambda run, summary: _relative(run, summary.runs[0])),
     ("grad\nnorm", lambda run, _: _number(run.last_gradient_norm, ".3g")),
     ("ms/\nstep", lambda run, _: _number(run.median_step_seconds * 1e3, ".1f")),
-    ("tokens\n/s", lambda run, summary: _number(summary.batch / run.median_step_seconds, ",.0f")),
+    ("tokens\n/s", lambda run, summary: _number(summary.tokens / run.median_step_seconds, ",.0f")),
     ("peak\nMiB", lambda run, _: _mebibytes(run.memory.peak_bytes if run.memory else None)),
     ("saved\nMiB", lambda run, _: _mebibytes(run.memory.saved_activation_bytes if run.memory else None)),
     ("NaN/\nInf", lambda run, _: f"{run.nonfinite_values}"),
@@ -38,7 +39,7 @@ _COLUMNS: tuple[tuple[str, Callable[[RunResult, Summary], str]], ...] = (
 
 
 def print_report(console: Console, summary: Summary) -> None:
-    """Print the table, what its columns mean, and the verdicts; 80 columns are enough."""
+    """Print the tables, what their columns mean, what the models write, and the verdicts; 80 columns are enough."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("\nrun", no_wrap=True)
     for heading, _ in _COLUMNS:
@@ -48,6 +49,7 @@ def print_report(console: Console, summary: Summary) -> None:
         table.add_row(name, *(cell(run, summary) for _, cell in _COLUMNS))
     console.print(table)
     console.print("\n".join(_notes(summary)), style="dim", highlight=False, markup=False)
+    print_details(console, summary)
     console.print()
     for verdict in summary.verdicts:
         color = _COLORS[verdict.trusted]
@@ -61,6 +63,9 @@ def _notes(summary: Summary) -> list[str]:
         f"train loss, grad norm: mean of the last {LAST_STEPS} steps; ms/step: median",
         "saved: activations kept for backward",
     ]
+    band = noise(summary.runs)
+    if band is not None:
+        notes.append(f"bf16-2: the same with another seed; the two held-out losses are {band:.2%} apart")
     if memory:
         notes.append(f"peak: of one step; {memory.method}")
     return notes

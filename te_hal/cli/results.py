@@ -20,6 +20,7 @@ class Memory:
         optimizer_bytes: fp32 masters and moments.
         saved_activation_bytes: what forward keeps for backward and grows with the batch.
         saved_other_bytes: what forward keeps beside that and the parameters, such as FP8 copies of weights.
+        saved_by_part: saved_activation_bytes by part of the model, and "elsewhere" for the rest.
         peak_bytes: the most that is held at once during a step.
         method: how peak_bytes was measured.
     """
@@ -28,6 +29,7 @@ class Memory:
     optimizer_bytes: int
     saved_activation_bytes: int
     saved_other_bytes: int
+    saved_by_part: dict[str, int]
     peak_bytes: int
     method: str
 
@@ -37,7 +39,7 @@ class RunResult:
     """A finished or partial run. Every series has one entry per step done.
 
     Attributes:
-        name: of the run: "bf16", "fp32" or a recipe's name.
+        name: of the run; see te_hal.cli.precision.
         recipe: the recipe with its fields, or None.
         steps_planned: how many steps the run was to have.
         loss: training loss, nats per byte.
@@ -49,6 +51,8 @@ class RunResult:
         nonfinite_steps: steps that had any.
         first_nonfinite_step: the first of them, counted from 1, or None.
         memory: bytes of a step, or None before they were measured.
+        observed: what te_hal.monitor has recorded (docs/monitor.md), or None before the first checkpoint.
+        sample: what the finished model wrote.
     """
 
     name: str
@@ -63,6 +67,8 @@ class RunResult:
     nonfinite_steps: int = 0
     first_nonfinite_step: int | None = None
     memory: Memory | None = None
+    observed: dict[str, Any] | None = None
+    sample: str = ""
 
     @property
     def steps(self) -> int:

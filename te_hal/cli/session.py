@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 
 from te_hal.cli.comparison import Comparison
-from te_hal.cli.config import CONTEXT, CompareConfig
 from te_hal.cli.failure import FAILED, STEP_FAILURES, fail, wrong_input_ends
 from te_hal.cli.folder import open_folder
 from te_hal.cli.interrupt import StopRequest
@@ -26,6 +25,9 @@ from te_hal.cli.text import load_text
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from te_hal.cli.config import CompareConfig
+    from te_hal.cli.tensorboard import Board
+
 
 class Session:
     """Everything checked that can be checked before training.
@@ -36,18 +38,26 @@ class Session:
         data: a text file; None for the default text.
         out: folder to write to.
         resume: go on from the checkpoint there.
+        board: takes the results for TensorBoard, or None.
 
     Raises:
         ArgumentError, BackendNotFoundError, BackendUnavailableError, CheckpointError: see the message.
     """
 
     def __init__(
-        self, config: CompareConfig, *, backend: str | None, data: Path | None, out: Path, resume: bool
+        self,
+        config: CompareConfig,
+        *,
+        backend: str | None,
+        data: Path | None,
+        out: Path,
+        resume: bool,
+        board: Board | None = None,
     ) -> None:
-        self._config = config
+        self._config, self._board = config, board
         self._place = find_place(backend)
         check_size(config, self._place.device)
-        self._text = load_text(data, CONTEXT)
+        self._text = load_text(data, config.sequence)
         self._folder = open_folder(out, must_hold_checkpoint=resume)
         self._comparison = Comparison(config, self._place, self._text, self._folder)
         # Progress goes to stderr, so that stdout holds the report alone.
@@ -76,7 +86,7 @@ class Session:
             identity=comparison.identity(),
             machine=place.machine(),
             text=self._text,
-            batch=self._config.batch,
+            tokens=self._config.tokens,
             runs=comparison.results,
             finished=comparison.finished,
         )
@@ -88,7 +98,7 @@ class Session:
         return exit_code
 
     def _train(self, save_every: int, stop_after: int | None) -> int:
-        reporter = make_reporter(self._screen, self._config.batch)
+        reporter = make_reporter(self._screen, self._config.tokens)
 
         def announce() -> None:
             reporter.note("stopping after this step; once more to stop at once, without a checkpoint")
@@ -122,6 +132,8 @@ class Session:
         try:
             write_record(folder.record, summary)
             write_plot(folder.plot, summary)
+            if self._board is not None:
+                self._board.write(summary)
         except OSError as error:
             fail(f"te-hal compare: cannot write to {folder.path}: {error.strerror}", FAILED)
         if self._comparison.save_error is not None:
@@ -129,13 +141,16 @@ class Session:
         written = [folder.record, folder.plot, *([folder.checkpoint] if self._comparison.saved_after else [])]
         files = ", ".join(path.name for path in written)
         console.print(f"{folder.path}: {files}", highlight=False, markup=False, soft_wrap=True)
+        if self._board is not None:
+            console.print(f"tensorboard --logdir {self._board.path}", highlight=False, markup=False, soft_wrap=True)
 
     def _introduction(self) -> str:
         config, text, machine = self._config, self._text, self._place.machine()
+        heads = f", {config.heads} heads" if config.heads else ""
         return (
-            f"model    {config.model}, width {config.width}, {config.layers} layers; "
-            f"{config.steps} steps of {config.batch} bytes, seed {config.seed}\n"
-            f"runs     {', '.join(run_names(config.recipes))}\n"
+            f"model    {config.model}, width {config.width}, {config.layers} layers{heads}, sequence "
+            f"{config.sequence}; {config.steps} steps of {config.tokens} bytes, seed {config.seed}\n"
+            f"runs     {', '.join(run_names(config))}\n"
             f"text     {text.name}: {len(text.train):,} bytes to train on, {len(text.held_out):,} held out\n"
             f"backend  {self._place.backend} on {machine['device']}, {machine['threads']} threads\n"
         )

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from te_hal.cli.config import CONTEXT
-from te_hal.cli.model import BYTES, EMBEDDING
+from te_hal.cli.models import KINDS
 from te_hal.schema.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -28,25 +27,13 @@ _BYTES_PER_ACTIVATION = 4
 _GIB = 2**30
 
 
-def parameter_count(config: CompareConfig) -> int:
-    """Parameters of the model that these options make."""
-    width = config.width
-    entry = (CONTEXT * EMBEDDING + 1) * width
-    layer = 2 * width + (width + 1) * 2 * width + (2 * width + 1) * width
-    head = 2 * width + (width + 1) * BYTES
-    return BYTES * EMBEDDING + entry + config.layers * layer + head
-
-
 def estimated_bytes(config: CompareConfig) -> int:
     """Bytes that a training step of the largest run holds: parameters, optimizer state, gradients, activations."""
-    width = config.width
-    # Kept for backward: the entry's input; per layer the norm's input and output, and both sides of gelu; the last
-    # norm's input and output; logits, their probabilities and their gradient.
-    activations = CONTEXT * EMBEDDING + config.layers * 6 * width + 2 * width + 3 * BYTES
+    kind = KINDS[config.model]
     return (
-        parameter_count(config) * _BYTES_PER_PARAMETER
+        kind.parameter_count(config) * _BYTES_PER_PARAMETER
         + config.layers * _OBJECTS_PER_LAYER
-        + config.batch * activations * _BYTES_PER_ACTIVATION
+        + config.tokens * kind.activations_per_token(config) * _BYTES_PER_ACTIVATION
     )
 
 
@@ -59,9 +46,10 @@ def check_size(config: CompareConfig, device: torch.device) -> None:
     needed, free = estimated_bytes(config), free_bytes(device)
     if needed <= free:
         return
+    count = KINDS[config.model].parameter_count(config)
     raise ArgumentError(
-        "te-hal compare: --width, --layers, --batch",
-        got=f"a model of {parameter_count(config):,} parameters, whose training takes about {needed / _GIB:,.1f} GiB",
+        "te-hal compare: --width, --layers, --batch, --sequence",
+        got=f"a model of {count:,} parameters, whose training takes about {needed / _GIB:,.1f} GiB",
         accepted=f"what fits into the {free / _GIB:,.1f} GiB of memory that are free for {device.type} tensors",
         todo="choose smaller ones",
     )

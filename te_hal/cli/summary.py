@@ -21,7 +21,7 @@ class Summary:
         identity: its configuration, by name.
         machine: what it ran on, by name.
         text: what it trained on.
-        batch: tokens per step.
+        tokens: predictions per step.
         runs: in order; at least one, the first being BF16.
         finished: whether all runs are done.
     """
@@ -29,7 +29,7 @@ class Summary:
     identity: dict[str, Any]
     machine: dict[str, Any]
     text: Text
-    batch: int
+    tokens: int
     runs: list[RunResult]
     finished: bool
 
@@ -37,6 +37,11 @@ class Summary:
     def unigram_loss(self) -> float:
         """Held-out loss of predicting byte frequencies alone."""
         return self.text.unigram_loss()
+
+    @property
+    def prompt(self) -> str:
+        """What the models were given to go on from."""
+        return bytes(self.text.prompt(self.identity["sequence"]).tolist()).decode(errors="replace")
 
     @cached_property
     def verdicts(self) -> list[Verdict]:

@@ -14,11 +14,15 @@ from te_hal.schema.errors import ArgumentError
 if TYPE_CHECKING:
     from pathlib import Path
 
+#: Values of a byte, which is what the models read and predict.
+BYTES = 256
+
 _WHERE = "te-hal compare: --data"
 _TODO = "name a plain text file of your own, or leave --data out for the Python documentation topics"
 _HELD_OUT_SHARE = 10
 # Windows are taken in multiples of 8, as FP8 gemms need.
 _FEWEST_HELD_OUT_WINDOWS = 8
+_PROMPT = 48
 # Control characters that occur in text: backspace, tab, line feed, vertical tab, form feed, return, escape.
 _CONTROLS_IN_TEXT = frozenset({8, 9, 10, 11, 12, 13, 27})
 # Compressed or random bytes hold 10% of other control characters, UTF-16 about half; text in UTF-8 or an 8-bit
@@ -48,9 +52,17 @@ class Text:
         count = min(most, len(windows)) // 8 * 8
         return windows[torch.linspace(0, len(windows) - 1, count, dtype=torch.float64).long()]
 
+    def prompt(self, length: int) -> torch.Tensor:
+        """The first bytes of the held-out part, for models to go on from: uint8 `[n]`, n from 1 to `length`.
+
+        It ends with a character that is no space: after several, a model may write nothing else.
+        """
+        start = self.held_out[: min(length, _PROMPT)]
+        return start[: max(1, len(bytes(start.tolist()).rstrip()))]
+
     def unigram_loss(self) -> float:
         """Held-out loss, in nats per byte, of always predicting the training part's byte frequencies."""
-        counts = torch.bincount(self.train.long(), minlength=256).double() + 1
+        counts = torch.bincount(self.train.long(), minlength=BYTES).double() + 1
         log_frequencies = (counts / counts.sum()).log()
         return -log_frequencies[self.held_out.long()].mean().item()
 

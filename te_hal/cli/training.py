@@ -9,20 +9,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from te_hal.cli.config import CONTEXT
-from te_hal.cli.model import WindowMlp
+import te_hal
+from te_hal.cli.models import KINDS
+from te_hal.cli.observed import joined
 from te_hal.cli.optimizer import MasterAdamW
 from te_hal.cli.results import RunResult
+from te_hal.cli.sample import write_on
 
 if TYPE_CHECKING:
     from te_hal.cli.config import CompareConfig
     from te_hal.cli.precision import Precision
     from te_hal.cli.text import Text
+    from te_hal.monitoring import Monitor
 
-#: Held-out windows that an evaluation looks at, the same ones every time.
-HELD_OUT_WINDOWS = 8192
+#: Predictions that an evaluation is made of, the same ones every time.
+HELD_OUT_TOKENS = 8192
 _EVALUATIONS = 10
-_EVALUATED_AT_ONCE = 1024
+_TOKENS_AT_ONCE = 1024
+_OBSERVATIONS = 40
 _WARM_UP_SHARE = 0.05
 _LAST_LR_SHARE = 0.05
 
@@ -40,13 +44,28 @@ class Run:
     def __init__(self, precision: Precision, config: CompareConfig, text: Text, device: torch.device) -> None:
         self._precision, self._config, self._device = precision, config, device
         self.result = RunResult(precision.name, str(precision.recipe) if precision.recipe else None, config.steps)
-        torch.manual_seed(config.seed)
+        seed = config.seed + precision.more_seed
+        torch.manual_seed(seed)
         # On the CPU, so that every backend starts from the same numbers.
-        self.model = WindowMlp(config, CONTEXT, torch.device("cpu"))
+        self.model = KINDS[config.model].build(config, torch.device("cpu"))
+        self.model.fp8_layers = precision.fp8_layers(config.layers)
         self.optimizer = MasterAdamW(self.model, precision.dtype, device)
-        self._windows = text.train.unfold(0, CONTEXT + 1, 1)
-        self._held_out = text.held_out_windows(CONTEXT + 1, HELD_OUT_WINDOWS)
-        self._order = torch.Generator().manual_seed(config.seed)
+        length = config.sequence + 1
+        self._windows = text.train.unfold(0, length, 1)
+        self._tokens_per_window = config.tokens // config.batch
+        self._held_out = text.held_out_windows(length, HELD_OUT_TOKENS // self._tokens_per_window)
+        self._prompt = text.prompt(config.sequence)
+        self._order = torch.Generator().manual_seed(seed)
+        self._monitor: Monitor | None = None
+
+    def watch(self) -> None:
+        """Have te_hal.monitor record about forty steps of the run; measured runs go without."""
+        self._monitor = te_hal.monitor(
+            self.model,
+            every=max(1, self._config.steps // _OBSERVATIONS),
+            nonfinite="report",
+            steps_done=self.result.steps,
+        )
 
     @property
     def evaluation_is_due(self) -> bool:
@@ -60,6 +79,8 @@ class Run:
         lr = learning_rate(self.result.steps, self._config)
         loss = self.loss(self.windows(self._config.batch))
         loss.backward()  # type: ignore[no-untyped-call]
+        if self._monitor is not None:
+            self._monitor.step()
         gradients = self.optimizer.step(lr)
         self.result.record(
             loss=loss.item(),
@@ -72,25 +93,48 @@ class Run:
     @torch.no_grad()
     def evaluate(self) -> float:
         """Held-out loss in nats per byte, computed as in training; recorded in `result`."""
-        chunks = torch.split(self._held_out, _EVALUATED_AT_ONCE)
+        chunks = torch.split(self._held_out, max(1, _TOKENS_AT_ONCE // self._tokens_per_window))
+        self.model.eval()
         total = sum(self.loss(chunk).item() * len(chunk) for chunk in chunks)
+        self.model.train()
         loss = total / len(self._held_out)
         self.result.held_out.append((self.result.steps, loss))
         return loss
 
+    @torch.no_grad()
+    def finish(self) -> None:
+        """After the last step: let the model write, and stop watching."""
+        self.model.eval()
+        with self._precision.autocast():
+            self.result.sample = write_on(self.model, self._prompt, self._config.sample, self._device)
+        self.model.train()
+        self._keep_observations()
+
+    def _keep_observations(self) -> None:
+        """Move what the monitor has seen into the result; watching starts anew if there is more to come."""
+        if self._monitor is None:
+            return
+        self._monitor.close()
+        self.result.observed = joined(self.result.observed, self._monitor.history())
+        self._monitor = None
+        if not self.result.finished:
+            self.watch()
+
     def windows(self, count: int) -> torch.Tensor:
-        """The next `count` windows in the run's order: uint8 `[count, CONTEXT + 1]`."""
+        """The next `count` windows in the run's order: uint8 `[count, sequence + 1]`."""
         return self._windows[torch.randint(len(self._windows), (count,), generator=self._order)]
 
     def loss(self, windows: torch.Tensor) -> torch.Tensor:
-        """Mean cross entropy, in nats, of each window's last byte given the bytes before it."""
+        """Mean cross entropy, in nats, of the windows' bytes that the model predicts, given the bytes before them."""
         windows = windows.to(self._device, torch.int64)
         with self._precision.autocast():
             logits = self.model(windows[:, :-1])
-        return cross_entropy(logits.float(), windows[:, -1])
+        predicted = windows[:, windows.shape[1] - logits.shape[1] :]
+        return cross_entropy(logits.flatten(0, 1).float(), predicted.flatten())
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on, and the result so far; shares the tensors' memory."""
+        self._keep_observations()
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),

@@ -32,8 +32,8 @@ class Statistics:
         clipped: how many values the format's range cut off; None unquantized.
         flushed: how many values became zero; None unquantized.
         basis: "values" where the plain tensor was seen; "codes" where a fused op made the codes and only they were
-            there: ``clipped`` then counts codes of the format's largest magnitude, ``flushed`` all zero codes, and
-            without a recorded amax it is that of the codes.
+            there: ``clipped`` then counts codes of the format's largest magnitude if amax is beyond the range,
+            ``flushed`` all zero codes, and without a recorded amax it is that of the codes.
     """
 
     values: int
@@ -67,21 +67,15 @@ def of_quantized(quantizer: Quantizer, tensor: torch.Tensor | None, storage: Qua
     magnitudes = data & _MAGNITUDE
     scale = _scale(quantizer, scale_inv)
     zeros = (magnitudes == 0).sum()
-    if tensor is None:
-        largest = magnitudes.max()
-        return Statistics(
-            values=data.numel(),
-            amax=_amax_of_codes(quantizer, storage, largest, scale_inv),
-            scale=scale,
-            clipped=(magnitudes == _largest_code(storage.format)).sum(),
-            flushed=zeros,
-            basis="codes",
-        )
-    values = tensor.detach().float().abs()
-    if scale is None:
+    beyond = storage.format.max * _ROUNDING
+    if tensor is None or scale is None:
+        amax = _amax_of_codes(quantizer, storage, magnitudes.max(), scale_inv)
         clipped = (magnitudes == _largest_code(storage.format)).sum()
-    else:
-        clipped = (values * scale > storage.format.max * _ROUNDING).sum()
+        if scale is not None:
+            clipped = clipped * (amax * scale > beyond)
+        return Statistics(data.numel(), amax, scale, clipped, zeros, "codes")
+    values = tensor.detach().float().abs()
+    clipped = (values * scale > beyond).sum()
     return Statistics(values.numel(), values.amax(), scale, clipped, zeros - (values == 0).sum())
 
 

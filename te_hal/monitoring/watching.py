@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
@@ -66,7 +65,7 @@ class _QuantizerWatch:
         self._place, self._module, self._look = _slot_place(name, module, key, slot), module, look
 
     def __call__(self, quantizer: Quantizer, tensor: torch.Tensor | None, storage: QuantizedStorage) -> None:
-        if self._module.training and math.prod(storage.shape):
+        if self._module.training and 0 not in storage.shape:
             self._look(self._place, functools.partial(_statistics, quantizer, tensor, storage), True)
 
 
@@ -102,7 +101,7 @@ class _ResultWatch:
                 self._tell(module, "weight", "forward", getattr(module, weight), recorded=True)
         self._tell(module, "output", "forward", result, recorded=recorded)
         if result.requires_grad and not quantizes:
-            result.register_hook(
+            result.register_hook(  # type: ignore[no-untyped-call]
                 lambda gradient: self._tell(module, "grad_output", "backward", gradient, recorded=recorded)
             )
 
@@ -120,7 +119,7 @@ def _watches_nothing(*_: object) -> None:
     """The hook of a copy."""
 
 
-def _has_values(tensor: Any) -> Any:  # noqa: ANN401 - narrows to a plain tensor
+def _has_values(tensor: object) -> TypeGuard[torch.Tensor]:
     """Whether it is a plain tensor with values that can be looked at; quantized ones are seen where they are made."""
     return (
         isinstance(tensor, torch.Tensor)

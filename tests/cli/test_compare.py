@@ -19,7 +19,7 @@ from te_hal.cli import comparison
 from te_hal.cli.progress import Bars, Lines, make_reporter
 from te_hal.cli.results import RunResult
 
-RUNS = ["bf16", "fp32", "delayed", "current"]
+RUNS = ["bf16", "bf16-2", "delayed", "current"]
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -95,7 +95,7 @@ def test_another_text_and_fewer_recipes_can_be_chosen(command_line, tmp_path):
     assert result.exit_code == 0, result.stderr
     record = command_line.record()
     assert record["text"]["name"] == str(text)
-    assert [run["name"] for run in record["runs"]] == ["bf16", "fp32", "current"]
+    assert [run["name"] for run in record["runs"]] == ["bf16", "bf16-2", "current"]
 
 
 def in_the_way(folder):
@@ -111,7 +111,15 @@ def in_the_way(folder):
         (["--lr", "0"], "--lr: got 0.0"),
         (["--checkpoint-every", "0"], "--checkpoint-every: got 0"),
         (["--stop-after", "-1"], "--stop-after: got -1"),
-        (["--model", "gpt"], "Transformer modules and the GPT main job"),
+        (["--model", "rnn"], "--model: got 'rnn'; accepted: gpt, mlp"),
+        (["--heads", "4"], "--heads: got 4 for --model mlp"),
+        (
+            ["--model", "gpt", "--heads", "3"],
+            "--heads: got 3, with --width 32; accepted: a number that divides the width",
+        ),
+        (["--model", "gpt", "--sequence", "63"], "--sequence: got 63; accepted: a positive multiple of 8"),
+        (["--model", "gpt", "--sequence", "1024"], "accepted: at least 10320 bytes"),
+        (["--from", "fp32"], "--from: got 'fp32'; accepted: bf16"),
         (["--recipe", "fp9"], "--recipe: got 'fp9'"),
         (["--backend", "null"], "--backend: got 'null', which checks arguments and computes nothing"),
         (["--data", "nowhere.txt"], "--data: got nowhere.txt (No such file or directory)"),
@@ -182,7 +190,7 @@ def result_after(steps):
 
 def test_a_terminal_shows_bars_within_80_columns():
     console = Console(force_terminal=True, width=80, record=True, file=io.StringIO())
-    reporter = make_reporter(console, batch=1024)
+    reporter = make_reporter(console, tokens=1024)
     assert isinstance(reporter, Bars)
     reporter.start(result_after(0))
     reporter.step(result_after(50))
@@ -193,7 +201,7 @@ def test_a_terminal_shows_bars_within_80_columns():
 
 
 def test_elsewhere_a_line_is_printed_at_each_evaluation(capsys):
-    reporter = make_reporter(Console(stderr=True), batch=1024)
+    reporter = make_reporter(Console(stderr=True), tokens=1024)
     assert isinstance(reporter, Lines)
     result = result_after(49)
     reporter.step(result)

@@ -35,7 +35,7 @@ def test_nan_and_infinite_values_are_counted_with_the_step_that_had_them_first()
     assert (result.nonfinite_values, result.nonfinite_steps, result.first_nonfinite_step) == (7, 2, 2)
 
 
-@pytest.mark.parametrize("memory", [None, Memory(1, 2, 3, 4, 5, "counted")])
+@pytest.mark.parametrize("memory", [None, Memory(1, 2, 3, 4, {"layers.0": 3}, 5, "counted")])
 def test_a_result_survives_its_dictionary(memory):
     result = run_with([3.0, 2.0])
     result.memory = memory

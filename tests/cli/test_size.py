@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from te_hal.cli import size
-from te_hal.cli.config import CONTEXT, CompareConfig
+from te_hal.cli.config import configure
 from te_hal.cli.memory import measure_memory
-from te_hal.cli.model import WindowMlp
+from te_hal.cli.models import KINDS
 from te_hal.cli.precision import precision
 from te_hal.cli.text import load_text
 
@@ -19,18 +19,25 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize(("width", "layers"), [(16, 1), (64, 3)])
-def test_the_parameters_are_those_of_the_model(width, layers):
-    config = CompareConfig(width=width, layers=layers)
-    assert size.parameter_count(config) == sum(p.numel() for p in WindowMlp(config, CONTEXT, CPU).parameters())
+@pytest.mark.parametrize("model", KINDS)
+def test_the_parameters_are_those_of_the_model(model, width, layers):
+    config = configure(model, width=width, layers=layers)
+    kind = KINDS[model]
+    assert kind.parameter_count(config) == sum(p.numel() for p in kind.build(config, CPU).parameters())
 
 
 @pytest.mark.parametrize(
     "config",
-    [CompareConfig(width=256, layers=2, batch=8), CompareConfig(width=32, layers=2, batch=512)],
-    ids=["parameters", "activations"],
+    [
+        configure("mlp", width=256, layers=2, batch=8),
+        configure("mlp", width=32, layers=2, batch=512),
+        configure("gpt", width=256, layers=1, batch=1, sequence=8),
+        configure("gpt", width=64, layers=2, heads=2, batch=16, sequence=64),
+    ],
+    ids=["parameters", "activations", "parameters of a gpt", "activations of a gpt"],
 )
 def test_the_estimate_is_close_to_what_a_step_is_measured_to_hold(config):
-    peak = measure_memory(precision("fp32"), config, load_text(None, CONTEXT), CPU).peak_bytes
+    peak = measure_memory(precision("fp32"), config, load_text(None, 64), CPU).peak_bytes
     objects = config.layers * size._OBJECTS_PER_LAYER
     assert 0.7 * peak < size.estimated_bytes(config) - objects < 1.2 * peak
 
@@ -43,7 +50,7 @@ def test_the_estimate_is_close_to_what_a_step_is_measured_to_hold(config):
 def test_a_size_without_bounds_is_one_message_and_code_2_before_anything_is_made(command_line, options):
     result = command_line.compare(*options)
     assert result.exit_code == 2
-    assert "--width, --layers, --batch: got a model of" in result.stderr
+    assert "--width, --layers, --batch, --sequence: got a model of" in result.stderr
     assert "memory that are free for cpu tensors" in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert result.stdout == ""
@@ -53,7 +60,20 @@ def test_a_size_without_bounds_is_one_message_and_code_2_before_anything_is_made
 def test_a_limit_of_the_process_counts_too(tmp_path):
     limit = 4 * GIB
     done = subprocess.run(
-        [sys.executable, "-m", "te_hal.cli", "compare", "--width", "16000", "--layers", "1", "--out", str(tmp_path)],
+        [
+            sys.executable,
+            "-m",
+            "te_hal.cli",
+            "compare",
+            "--heads",
+            "8",
+            "--width",
+            "16000",
+            "--layers",
+            "1",
+            "--out",
+            str(tmp_path),
+        ],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
         capture_output=True,
         text=True,
@@ -77,7 +97,7 @@ def test_a_container_s_limit_is_read(tmp_path, written, free):
 
 def test_a_device_whose_torch_module_cannot_tell_refuses_nothing(monkeypatch):
     monkeypatch.setattr(torch, "get_device_module", lambda _device: object())
-    size.check_size(CompareConfig(width=16000), torch.device("cuda"))
+    size.check_size(configure("mlp", width=16000), torch.device("cuda"))
 
 
 def test_the_free_memory_of_a_device_is_asked_of_its_torch_module(monkeypatch):

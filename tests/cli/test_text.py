@@ -30,7 +30,7 @@ def test_the_last_tenth_is_held_out(tmp_path):
 
 
 def test_without_a_file_it_is_the_python_documentation():
-    text = load_text(None, CONTEXT)
+    text = load_text(None, 64)
     assert text.name == "Python documentation topics"
     assert len(text.train) > 100_000
     assert b'The "assert" statement' in bytes(torch.cat([text.train, text.held_out]).tolist())
@@ -45,6 +45,11 @@ def test_held_out_windows_are_distinct_pieces_of_the_held_out_part(tmp_path, mos
     assert all(bytes(window.tolist()) in held_out for window in windows)
     assert bytes(windows[0].tolist()) == held_out[: CONTEXT + 1]
     assert bytes(windows[-1].tolist()) == held_out[-CONTEXT - 1 :]
+
+
+@pytest.mark.parametrize(("length", "expected"), [(64, WORDS[:48]), (45, WORDS[:44])])
+def test_the_prompt_is_the_start_of_the_held_out_part_without_spaces_at_its_end(tmp_path, length, expected):
+    assert bytes(load_text(write(tmp_path, WORDS), CONTEXT).prompt(length).tolist()) == expected
 
 
 def test_the_unigram_loss_is_that_of_counting_bytes(tmp_path):

@@ -89,6 +89,14 @@ def test_without_the_plain_tensor_the_codes_are_counted(fmt):
     assert seen.basis == "codes"
 
 
+@pytest.mark.parametrize("fmt", FORMATS, ids=str)
+def test_codes_alone_show_no_clipping_where_amax_is_in_range(fmt):
+    values = wide_values()
+    amax = values.abs().max().item()
+    assert observed(delayed(FORMATS[fmt][1] / amax, fmt), values, plain=False).clipped.item() == 0
+    assert observed(te.Float8CurrentScalingQuantizer(fmt), values, plain=False).clipped.item() == 0
+
+
 def test_the_amax_of_codes_alone_is_that_of_what_they_stand_for():
     values = wide_values()
     seen = observed(te.Float8CurrentScalingQuantizer(torch.float8_e4m3fn), values, plain=False)

@@ -1,0 +1,96 @@
+"""`--model gpt`: a byte-level GPT of te_hal's TransformerLayer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+import te_hal.modules as te
+from te_hal.cli.fp8_layers import LayersInFp8
+from te_hal.cli.gpt_layer import TransformerLayer
+from te_hal.cli.text import BYTES
+
+if TYPE_CHECKING:
+    from te_hal.cli.config import CompareConfig
+
+_FFN = 4
+_EMBEDDING_STD = 0.02
+#: FP8 gemms take rows in multiples of this; with one sequence at a time the rows are its bytes.
+_ROWS = 8
+
+
+class ByteGpt(LayersInFp8):
+    """Logits of the byte after each byte of a sequence.
+
+    Embeddings, which are look-ups, and the head, whose rounding goes straight into the loss, are torch's and keep the
+    parameters' dtype.
+
+    Args:
+        config: sizes.
+        device: where parameters are made, in fp32, under torch's global seed.
+    """
+
+    def __init__(self, config: CompareConfig, device: torch.device) -> None:
+        super().__init__()
+        width = config.width
+        self.embedding = nn.Embedding(BYTES, width, device=device)
+        self.position = nn.Embedding(config.sequence, width, device=device)
+        for table in (self.embedding, self.position):
+            nn.init.normal_(table.weight, std=_EMBEDDING_STD)
+        self.layers = nn.ModuleList(
+            TransformerLayer(
+                width,
+                _FFN * width,
+                config.heads,
+                params_dtype=torch.float32,
+                device=device,
+            )
+            for _ in range(config.layers)
+        )
+        self.norm = te.LayerNorm(width, params_dtype=torch.float32, device=device)
+        self.head = nn.Linear(width, BYTES, device=device)
+
+    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        """Int64 windows `[batch, n]`, n up to `sequence`, to logits `[batch, n, 256]` in the parameters' dtype."""
+        # In fp32, because torch sums the gradients of equal bytes in the weight's dtype, and in bf16 a long sum stops
+        # growing.
+        looked_up = nn.functional.embedding(windows, self.embedding.weight.float())
+        looked_up = looked_up + self.position.weight[: windows.shape[1]].float()
+        hidden = looked_up.to(self.embedding.weight.dtype).transpose(0, 1).contiguous()
+        for index, layer in enumerate(self.layers):
+            with self.precision_of(index):
+                hidden = layer(hidden)
+        logits: torch.Tensor = self.head(self.norm(hidden))
+        return logits.transpose(0, 1)
+
+    def next_logits(self, context: torch.Tensor) -> torch.Tensor:
+        """Logits `[256]` of the byte after `context`, int64 `[n]`, of which the last `sequence` bytes are read.
+
+        The sequence is padded at its end to what FP8 takes; under the causal mask no earlier byte sees the padding.
+        """
+        read = context[-self.position.num_embeddings :]
+        padded = nn.functional.pad(read, (0, -len(read) % _ROWS))
+        logits: torch.Tensor = self(padded[None])
+        return logits[0, len(read) - 1]
+
+
+def parameter_count(config: CompareConfig) -> int:
+    """Parameters of the model that these options make."""
+    width, ffn = config.width, _FFN * config.width
+    attention = 2 * width + (width + 1) * 3 * width + (width + 1) * width
+    mlp = 2 * width + (width + 1) * ffn + (ffn + 1) * width
+    head = 2 * width + (width + 1) * BYTES
+    return (BYTES + config.sequence) * width + config.layers * (attention + mlp) + head
+
+
+def activations_per_token(config: CompareConfig) -> int:
+    """Values kept for backward per byte.
+
+    Per layer: the input; query, key and value, and their rows in the order that attention wants; attention's output;
+    both norms' outputs; the input of the MLP; both sides of gelu. The last norm's input and output; logits, their
+    probabilities and their gradient.
+    """
+    layer = (1 + 3 + 3 + 1 + 2 + 1 + 2 * _FFN) * config.width + config.heads
+    return config.layers * layer + 2 * config.width + 3 * BYTES

@@ -1,0 +1,75 @@
+"""Below the main table: what FP8 cut off by layer and role, saved bytes by part of the model, what the models write."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from te_hal.cli.observed import losses_of_format
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from te_hal.cli.results import RunResult
+    from te_hal.cli.summary import Summary
+
+_KIB = 2**10
+
+
+def print_details(console: Console, summary: Summary) -> None:
+    """Print the parts that there is something to say about."""
+    for run in summary.runs:
+        if run.recipe is not None and losses_of_format(run.observed):
+            _print_lost(console, run)
+    _print_saved(console, summary.runs)
+    _print_samples(console, summary)
+
+
+def _print_lost(console: Console, run: RunResult) -> None:
+    places = losses_of_format(run.observed)
+    roles = list(dict.fromkeys(place.role for place in places))
+    cells = {(p.module, p.role): f"{_percent(p.clipped)} {_percent(p.flushed)}" for p in places}
+    table = _table(f"\n{run.name}: % clipped, flushed", [f"{role}\nclip flush" for role in roles])
+    for module in sorted({place.module for place in places}, key=_natural):
+        table.add_row(module, *(cells.get((module, role), "-") for role in roles))
+    console.print(table)
+
+
+def _print_saved(console: Console, runs: list[RunResult]) -> None:
+    measured = [run for run in runs if run.memory is not None]
+    if not measured:
+        return
+    table = _table("\nsaved KiB", [f"\n{run.name}" for run in measured])
+    for part in measured[0].memory.saved_by_part if measured[0].memory else {}:
+        counts = [run.memory.saved_by_part.get(part, 0) for run in measured if run.memory]
+        if any(counts):
+            table.add_row(part, *(f"{count / _KIB:,.0f}" for count in counts))
+    console.print(table)
+
+
+def _print_samples(console: Console, summary: Summary) -> None:
+    written = [run for run in summary.runs if run.sample]
+    if not written:
+        return
+    console.print("what the models write after", repr(summary.prompt), style="dim", highlight=False, markup=False)
+    for run in written:
+        console.print(f"{run.name}: {run.sample!r}", highlight=False, markup=False)
+
+
+def _table(first: str, headings: list[str]) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column(first, overflow="fold")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:5.2f}"
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sorts numbers in names by their value."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
