@@ -178,24 +178,26 @@ class MultiheadAttention(Labelled, torch.nn.Module):
         layout = self.head_layout
         parts = {"query": layout.query_size, "key": layout.key_size, "value": layout.key_size}
         if self.attention_type == "self":
-            name, rows, split = "qkv", layout.query_size + 2 * layout.key_size, None if fused else parts
+            name, split = "qkv", None if fused else parts
+            rows = sum(parts.values())
         else:
-            name, rows = "query" if norm else "query_layer", layout.query_size
-            split = {"query": rows} if norm and not fused else None
-            pair = None if fused else {"key": layout.key_size, "value": layout.key_size}
             self.key_value = Linear(
                 self.hidden_size,
                 2 * layout.key_size,
-                parameters_split=pair,
+                parameters_split=None if fused else {part: parts[part] for part in ("key", "value")},
                 name=self._name_of("key_value"),
                 **arguments,
             )
-        if norm:
-            name = f"layernorm_{name}"
-        sizes, named = (self.hidden_size, rows), {"parameters_split": split, "name": self._name_of(name)}
-        module = LayerNormLinear(*sizes, **named, **arguments, **norm) if norm else Linear(*sizes, **named, **arguments)
-        self.add_module(name, module)
-        self._first_projection = name
+            name, rows = "query" if norm else "query_layer", layout.query_size
+            split = {"query": rows} if norm and not fused else None  # query_layer is never split
+        self._first_projection = f"layernorm_{name}" if norm else name
+        arguments = {**arguments, "parameters_split": split, "name": self._name_of(self._first_projection)}
+        self.add_module(
+            self._first_projection,
+            LayerNormLinear(self.hidden_size, rows, **arguments, **norm)
+            if norm
+            else Linear(self.hidden_size, rows, **arguments),
+        )
 
     def _name_of(self, part: str) -> str | None:
         return None if self.name is None else f"{self.name}.{part}"
