@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from te_hal import optimizers
 from te_hal.modules.attention import (
     DotProductAttention,
     MultiheadAttention,
@@ -51,6 +52,7 @@ __all__ = [
     "check_extra_states",
     "fp8_autocast",
     "get_default_recipe",
+    "optimizers",
     "prepare_for_saving",
     "restore_from_saved",
 ]
@@ -113,7 +115,6 @@ _LATER = (
     "newton_schulz",
     "onnx_export",
     "ops",
-    "optimizers",
     "parallel_cross_entropy",
     "quantized_model_init",
     "restore_from_func_ctx",

@@ -129,6 +129,17 @@ CASES = {
             "quantization/test_golden_state.py::test_microbatches_cache_the_weight_and_accumulate_as_recorded",
         ),
     ),
+    "B56": Case(
+        "variants of Adam that are missing or wrong",
+        (
+            "optimizers/test_fused_adam.py::test_five_steps_are_those_of_torch_in_float64",
+            "optimizers/test_fused_adam.py::test_every_element_follows_the_formula",
+            "optimizers/test_fused_adam.py::test_masters_are_bit_equal_to_parameters_of_fp32",
+            "optimizers/test_fused_adam.py::test_a_bf16_parameter_and_its_remainder_are_the_master",
+            "optimizers/test_fused_adam.py::test_a_grad_scaler_unscales_and_an_infinite_gradient_changes_nothing",
+            "optimizers/test_fused_adam.py::test_a_bad_argument_is_refused_by_name",
+        ),
+    ),
     "B61": Case(
         "dimension errors that mislead",
         (

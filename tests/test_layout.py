@@ -25,11 +25,12 @@ MAY_IMPORT = {
     "ops": {"schema", "dispatch"},
     "recipe": {"schema"},
     "quantization": {"schema", "dispatch", "ops", "recipe"},
-    "modules": {"schema", "dispatch", "ops", "recipe", "quantization"},
+    "optimizers": {"schema", "dispatch", "ops", "recipe", "quantization"},
+    "modules": {"schema", "dispatch", "ops", "recipe", "quantization", "optimizers"},
 }
-DEVICE_NEUTRAL = ("modules", "recipe", "quantization", "schema", "dispatch", "ops")
+DEVICE_NEUTRAL = ("modules", "optimizers", "recipe", "quantization", "schema", "dispatch", "ops")
 #: Layers whose docstrings and messages name no vendor either. Modules describe arguments of Transformer Engine.
-NEUTRAL_IN_WORDS = ("recipe", "quantization", "schema", "dispatch", "ops")
+NEUTRAL_IN_WORDS = ("optimizers", "recipe", "quantization", "schema", "dispatch", "ops")
 #: Names of a vendor's chips, which no identifier has.
 CHIPS = {"hopper", "blackwell", "ampere"}
 VENDOR_WORDS = {
