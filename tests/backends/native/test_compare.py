@@ -1,0 +1,57 @@
+"""`te-hal compare` on the native backends: casts, scales and histories of cpu_reference, and nearly its losses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from held_backend import Held
+
+import te_hal
+from te_hal.cli.config import configure
+from te_hal.cli.precision import precision
+from te_hal.cli.text import load_text
+from te_hal.cli.training import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from native_backends import NativeBackend
+
+STEPS = 10
+SIZES = {"steps": STEPS, "width": 32, "layers": 2}
+CONFIGS = {
+    "gpt": configure("gpt", **SIZES, heads=2, sequence=16, batch=4, lr=0.01),
+    "mlp": configure("mlp", **SIZES, batch=16),
+}
+
+
+@pytest.fixture(autouse=True)
+def _forget_the_backend() -> Iterator[None]:
+    yield
+    te_hal.reset()
+
+
+def train(backend: str, device: str, name: str, model: str) -> Run:
+    with te_hal.use_backend(backend):
+        run = Run(precision(name), CONFIGS[model], load_text(None, 64), torch.device(device))
+        for _ in range(STEPS):
+            run.step()
+    return run
+
+
+@pytest.mark.parametrize("name", ["delayed", "current"])
+@pytest.mark.parametrize("model", CONFIGS)
+def test_every_cast_scale_and_history_of_ten_steps_is_the_reference_s(
+    model: str, name: str, native: NativeBackend
+) -> None:
+    held = Held(native)
+    found = train("held", native.device, name, model).result.loss
+    expected = train("cpu_reference", "cpu", name, model).result.loss
+    assert found == pytest.approx(expected, rel=1e-3)
+    casts = held.calls["quantize"] + held.calls["quantize_current"] + held.calls["bias_grad_quantize"]
+    # Weights and gradients of at least four linear layers, at each step; inputs may be cast with what makes them.
+    assert casts >= 8 * STEPS
+    updates = held.calls["update_delayed_scale"] + held.calls["update_delayed_scales"]
+    assert (updates >= 2 * (STEPS - 1)) is (name == "delayed")
