@@ -34,6 +34,7 @@ class Case:
 
 
 CAST, AMAX = "backends/cpu_reference/test_cast.py", "backends/cpu_reference/test_amax.py"
+MXFP8 = "backends/cpu_reference/test_mxfp8_cast.py"
 ATTENTION = "modules/test_attention"
 FP8, AUTOCAST, STATE = "modules/test_linear_fp8.py", "quantization/test_autocast.py", "modules/test_state_dict.py"
 
@@ -56,13 +57,17 @@ CASES = {
             "test_cases.py::test_zero_inputs_rows_and_weights_stay_zero_and_finite",
             f"{FP8}::test_zeros_stay_zero_and_everything_stays_finite",
             f"{CAST}::test_a_zero_row_stays_zero",
+            "backends/cpu_reference/test_block_cast.py::test_blocks_of_zeros_stay_zeros",
         ),
-        {"block, MXFP8 and NVFP4 recipes": RECIPES},
+        {"modules under block, MXFP8 and NVFP4 recipes": RECIPES},
     ),
     "B07": Case(
         "compute_scale at zero, NaN, infinity and below epsilon",
         ("test_cases.py::test_scales_at_the_edges", f"{AMAX}::test_scale_of_the_written_vectors"),
     ),
+    "B10": Case("E8M0 rounding direction", (f"{MXFP8}::test_a_scale_is_rounded_up_so_that_nothing_saturates",)),
+    "B11": Case("957 becomes 896", (f"{MXFP8}::test_957_beside_960_becomes_960",)),
+    "B13": Case("padded scale bytes reach the product", (f"{MXFP8}::test_padding_of_scales_reaches_no_product",)),
     "B17": Case(
         "RMSNorm cast order",
         (

@@ -71,7 +71,8 @@ def amax_by_block(values: torch.Tensor, block: Block, magnitudes: torch.Tensor) 
 def _largest_by_block(magnitudes: torch.Tensor, block: Block) -> torch.Tensor:
     grid = magnitudes.new_empty(block.grid(*magnitudes.shape))
     for view, place in by_block(magnitudes, block):
-        grid[place] = view.amax(3).amax(1)
+        along = view.amax(3) if block.along > 1 else view.squeeze(3)  # a reduction over one element costs a pass
+        grid[place] = along.amax(1) if block.down > 1 else along.squeeze(1)
     return grid
 
 

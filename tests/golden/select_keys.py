@@ -25,6 +25,7 @@ KEPT = {
     "quantizers": r"delayed/|special/|current/|block/",
     "functional": r"act/|softmax/|gemm/current/|dpa/|rope/|adam/",
     "fused": r".*/(current|delayed)/",
+    "fused_blocks": r".*/block[12]d/",
     "state": r"max4/|recent4/|moves/(?!7_calibrating)",
     "training": r"microbatch/|fp8_params/",
     "checkpoint_next_step": r".*",
