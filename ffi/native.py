@@ -91,10 +91,11 @@ class Native:
         def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passes on what the op's schema says
             first = args[0] if args else next(iter(kwargs.values()))
             device = (first[0] if type(first) in _SEVERAL else first).device
-            if device.index in ready and device.index == current_device():
-                return bound(*args, **kwargs)
+            index = device.index
+            if index in ready and index == current_device():
+                return function(self, *args, **kwargs)
             with self._on(device):
-                return bound(*args, **kwargs)
+                return function(self, *args, **kwargs)
 
         return run
 

@@ -42,7 +42,12 @@ class Scaling:
         """Whether the state is that of a recipe with these fields, on this device."""
         known, version = self.source
         unchanged = (recipe is known and recipe.version == version) or recipe == self.recipe
-        return unchanged and all(state.device == device for state in self.delayed_states().values())
+        if not unchanged:
+            return False
+        for state in self.states.values():  # asked with every forward
+            if isinstance(state, DelayedScalingState) and state.device != device:
+                return False
+        return True
 
     def delayed_states(self) -> dict[str, DelayedScalingState]:
         """Those of delayed scaling, which live on a device and are saved; none under another recipe."""

@@ -121,18 +121,19 @@ def update_delayed_scales(
     """te_hal.ops.update_delayed_scales: a launch for a few dozen histories."""
     for name, tensors in (("amax_histories", amax_histories), ("scales", scales)):
         for tensor in tensors:
-            check_writable(native, "update_delayed_scales", name, tensor)
-    histories, factors = [contiguous(t) for t in amax_histories], [contiguous(t) for t in scales]
-    reduced = [_apart(t, history) for t, history in zip(reduced_amaxes or (), amax_histories, strict=False)]
-    lengths, counts = zip(*(history.shape for history in histories), strict=True)
+            if tensor.requires_grad:
+                check_writable(native, "update_delayed_scales", name, tensor)
+    histories, factors = list(map(contiguous, amax_histories)), list(map(contiguous, scales))
+    reduced = list(map(_apart, reduced_amaxes or (), amax_histories))
+    shapes = [history.shape for history in histories]
     status = native.lib.api_update_delayed_scales(
         native.library.api,
         len(histories),
-        [address(history) for history in histories],
-        [address(factor) for factor in factors],
-        [address(tensor) for tensor in reduced] if reduced else native.ffi.NULL,
-        lengths,
-        counts,
+        list(map(address, histories)),
+        list(map(address, factors)),
+        list(map(address, reduced)) if reduced else native.ffi.NULL,
+        [shape[0] for shape in shapes],
+        [shape[1] for shape in shapes],
         fp8_maxima,
         margin,
         codes.AMAX_ALGOS[amax_compute_algo],

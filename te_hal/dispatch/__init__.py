@@ -13,7 +13,16 @@ from te_hal.dispatch.fallback import FallbackWarning, fallback_report
 from te_hal.dispatch.inventory import BackendInfo, list_backends
 from te_hal.dispatch.policy import Policy
 from te_hal.dispatch.registry import register_backend, register_composition
-from te_hal.dispatch.resolution import Resolved, ask_backend, ask_declared, entry, parts_of, resolve, support_for
+from te_hal.dispatch.resolution import (
+    Resolved,
+    ask_backend,
+    ask_declared,
+    entry,
+    kernel_under,
+    parts_of,
+    resolve,
+    support_for,
+)
 from te_hal.dispatch.selection import (
     Selection,
     current_memo,
@@ -23,7 +32,6 @@ from te_hal.dispatch.selection import (
     set_policy,
     use_backend,
     use_policy,
-    use_selection,
 )
 from te_hal.dispatch.selection import current as current_selection
 from te_hal.schema.backend import ANY_DEVICE, Backend, GemmCopies
@@ -48,6 +56,7 @@ __all__ = [
     "forced_backend",
     "get_backend",
     "get_policy",
+    "kernel_under",
     "list_backends",
     "parts_of",
     "register_backend",
@@ -59,5 +68,4 @@ __all__ = [
     "support_for",
     "use_backend",
     "use_policy",
-    "use_selection",
 ]

@@ -54,6 +54,27 @@ def resolve(call: Call) -> Resolved:
     return _resolve(call, selection.current())
 
 
+def kernel_under(selection: Selection, key: tuple[object, ...], call: Callable[[], Call]) -> Callable[..., Any]:
+    """The kernel for a call under a selection that :func:`current_selection` gave, maybe in another thread.
+
+    For work that belongs to a forward and is done later. Remembered in the selection's memo, so that asking again costs
+    a look-up. Like every kernel it checks nothing.
+
+    Args:
+        selection: under which the call is resolved.
+        key: tells such calls apart; begins with the caller's own name, which is no op's.
+        call: describes it, when the kernel is not remembered.
+
+    Raises:
+        As :func:`resolve`.
+    """
+    memo = selection.memo
+    kernel = memo.get(key)
+    if kernel is None:
+        kernel = memo[key] = _resolve(call(), selection).kernel
+    return kernel
+
+
 def support_for(call: Call) -> Support:
     """Whether :func:`resolve` would find a kernel: yes, or the no of the backend that is asked first.
 

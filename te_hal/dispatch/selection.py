@@ -99,14 +99,6 @@ def current_memo() -> Memo:
     return scopes[-1].memo if scopes else _IN_FORCE.process.memo
 
 
-def use_selection(selection: Selection) -> contextlib.AbstractContextManager[None]:
-    """Put a selection that :func:`current` gave, maybe in another thread, in force again inside a ``with`` block.
-
-    For work that belongs to a forward and is done later.
-    """
-    return _Scope(lambda: selection)
-
-
 def set_backend(name: str | None) -> None:
     """Force a backend for the whole process; None returns the choice to the tensors' device.
 

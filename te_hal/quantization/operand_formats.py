@@ -66,8 +66,23 @@ class Formats(NamedTuple):
     grad_input: OperandFormat | None
 
 
+class _Latest:
+    """The recipe that was asked about last, its version then, and the answer: modules ask with every call."""
+
+    known: tuple[Recipe, int, Formats] | None = None
+
+
 def recipe_formats(recipe: Recipe) -> Formats:
     """Formats under a recipe whose quantizers follow from its fields."""
+    known = _Latest.known
+    if known is not None and known[0] is recipe and known[1] == recipe.version:
+        return known[2]
+    formats = _formats(recipe)
+    _Latest.known = (recipe, recipe.version, formats)
+    return formats
+
+
+def _formats(recipe: Recipe) -> Formats:
     forward, backward = recipe.element_format(forward=True), recipe.element_format(forward=False)
     delayed, mode = recipe.delayed(), recipe.mode_of
     return Formats(

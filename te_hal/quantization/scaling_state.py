@@ -12,7 +12,7 @@ from te_hal.quantization.current_scaling_quantizer import Float8CurrentScalingQu
 from te_hal.quantization.float8_quantizer import Float8Quantizer
 from te_hal.quantization.updates import Rolling
 from te_hal.recipe import DelayedScaling, Float8CurrentScaling, Recipe
-from te_hal.schema.errors import ArgumentError, UnsupportedError
+from te_hal.schema.errors import ArgumentError, StateError, UnsupportedError
 from te_hal.schema.formats import FLOAT32_MAX
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class DelayedScalingState:
         self.roles = tuple(roles)
         self.forward = forward
         self.format = recipe.element_format(forward=forward)
+        self._shape = torch.Size([len(roles)])
         with torch.inference_mode(mode=False):  # later steps write to these outside of it
             self.scale = torch.ones(len(roles), dtype=torch.float32, device=device)
             self.amax_history = torch.zeros(recipe.amax_history_len, len(roles), dtype=torch.float32, device=device)
@@ -118,12 +119,20 @@ class DelayedScalingState:
             self._update_with_callables()
 
     def rolling(self) -> Rolling | None:
-        """What an op takes to roll this state, maybe with others; None where a user's callables must."""
-        recipe = self.recipe
+        """What an op takes to roll this state, maybe with others; None where a user's callables must.
+
+        Raises:
+            StateError: scale or amax_history was replaced by what does not fit.
+        """
+        recipe, history, scale = self.recipe, self.amax_history, self.scale
         algo = recipe.amax_compute_algo
         if not recipe.updates_by_op or not isinstance(algo, str):
             return None
-        return Rolling(self.amax_history, self.scale, self.format.max, recipe.margin, algo)
+        # Kernels that are bound check nothing.
+        fits = history.dtype is scale.dtype is torch.float32 and history.shape[1:] == scale.shape == self._shape
+        if not fits or history.device != scale.device:
+            raise _replaced(history, scale, len(self.roles))
+        return Rolling(history, scale, self.format.max, recipe.margin, algo)
 
     def _update_with_callables(self) -> None:
         """Transformer Engine's rule for a user's callables: the history rolls every time, also for a zero amax.
@@ -163,6 +172,15 @@ class DelayedScalingState:
                 todo="reduce over dim 0 of the history only",
             )
         return result.detach().to(self.scale)
+
+
+def _replaced(history: torch.Tensor, scale: torch.Tensor, count: int) -> StateError:
+    return StateError(
+        "DelayedScalingState",
+        got=f"amax_history of {history.dtype}, {tuple(history.shape)}, scale of {scale.dtype}, {tuple(scale.shape)}",
+        accepted=f"torch.float32, [amax_history_len, {count}] and [{count}]",
+        todo="write to the state's tensors in place, or load(scale, amax_history)",
+    )
 
 
 def _largest_scaled(recipe: DelayedScaling, *, forward: bool) -> float:

@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-import te_hal.ops
-from te_hal.dispatch import Selection, current_selection, use_selection
+import torch
 
-if TYPE_CHECKING:
-    import torch
+from te_hal.dispatch import Selection, current_selection, kernel_under
+from te_hal.schema.support import Call
+
+_FP32 = torch.float32
 
 
 class Rolling(NamedTuple):
-    """What the op takes of one state (te_hal.ops.update_delayed_scales)."""
+    """What the op takes of one state (te_hal.ops.update_delayed_scales). The state answers for it: nobody checks."""
 
     amax_history: torch.Tensor
     scale: torch.Tensor
@@ -125,10 +126,14 @@ class _Together(NamedTuple):
 
     def run(self) -> None:
         histories, scales, maxima, margins, algos = zip(*self.rolling, strict=True)
-        with use_selection(self.selection):
-            te_hal.ops.update_delayed_scales(
-                histories, scales, fp8_maxima=maxima, margin=margins[0], amax_compute_algo=algos[0]
-            )
+        device, algo = scales[0].device, algos[0]
+
+        def call() -> Call:
+            kinds = {"amax_histories": _FP32, "scales": _FP32, "reduced_amaxes": None}
+            return Call("update_delayed_scales", device, kinds, {"amax_compute_algo": algo})
+
+        kernel = kernel_under(self.selection, ("UpdateQueue", device, algo), call)
+        kernel(histories, scales, fp8_maxima=maxima, margin=margins[0], amax_compute_algo=algo)
 
 
 def _take_steps(waiting: _Waiting) -> list[_Alone | _Together]:

@@ -34,9 +34,9 @@ class DType(enum.IntEnum):
         return cls(int(value))  # type: ignore[call-overload]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ElementFormat:
-    """One 8-bit floating-point code.
+    """One 8-bit floating-point code. There is one object of each, so equality is identity, whose hash costs nothing.
 
     Attributes:
         name: as recipes spell it.

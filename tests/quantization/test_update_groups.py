@@ -16,6 +16,7 @@ from te_hal import ops, recipe
 from te_hal.dispatch import Backend, register_backend
 from te_hal.quantization.scaling_state import FORWARD_ROLES, DelayedScalingState
 from te_hal.quantization.updates import UpdateQueue
+from te_hal.schema.errors import StateError
 
 CPU = torch.device("cpu")
 
@@ -146,7 +147,7 @@ def test_groups_behind_one_that_fails_still_wait() -> None:
 def test_a_state_whose_tensors_were_replaced_by_wrong_ones_is_refused_before_anything_is_written() -> None:
     states = [state(), state()]
     states[1].scale = torch.ones(2)
-    with pytest.raises(ValueError, match="group 1"):
+    with pytest.raises(StateError, match=r"scale of torch.float32, \(2,\)"):
         queue_of(*states).update(forward=True)
     assert states[0].scale[0].item() == 1.0
     assert ops.amax(states[0].amax_history).item() == 2.0
