@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any, NamedTuple
 
+_ROLES = ("input", "weight", "grad_output")
 _COLUMNS = ("steps", "amax", "scale", "clipped", "flushed")
 
 #: A role that clips more than this share of its values is looked at before any that flushes.
@@ -45,14 +46,15 @@ def joined(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, An
 
 
 def losses_of_format(observed: dict[str, Any] | None) -> list[Lost]:
-    """What was cut off at each place that quantizes, in the order of the model's modules."""
+    """What was cut off at each place that quantizes: by role, and in the order of the model's modules."""
     places = []
     for entry in (observed or {}).get("tensors", []):
         half = len(entry["steps"]) // 2
         clipped, flushed = ([share for share in entry[name][half:] if share is not None] for name in _COLUMNS[3:])
         if clipped:
             places.append(Lost(entry["module"], entry["role"], fmean(clipped), fmean(flushed)))
-    return places
+    # Roles that the first module has not come at their place in the order all the same.
+    return sorted(places, key=lambda place: _ROLES.index(place.role) if place.role in _ROLES else len(_ROLES))
 
 
 def first_to_look_at(observed: dict[str, Any] | None) -> Lost | None:

@@ -20,3 +20,15 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def command_line(tmp_path: Path) -> CommandLine:
     return CommandLine(tmp_path)
+
+
+@pytest.fixture
+def drawn() -> None:
+    """Asked for by tests that want a real plot."""
+
+
+@pytest.fixture(autouse=True)
+def _plots_are_not_drawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than training does here. Comparisons that a file's tests share have a real plot as well."""
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr("te_hal.cli.session.write_plot", lambda path, _summary: path.write_bytes(b"not drawn"))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from command_line import TINY_GPT, CommandLine
 from held_backend import Held
 
 import te_hal
@@ -16,6 +17,7 @@ from te_hal.cli.training import Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from native_backends import NativeBackend
 
@@ -39,6 +41,15 @@ def train(backend: str, device: str, name: str, model: str) -> Run:
         for _ in range(STEPS):
             run.step()
     return run
+
+
+def test_the_command_trains_on_it(native: NativeBackend, tmp_path: Path) -> None:
+    command_line = CommandLine(tmp_path)
+    result = command_line.compare(*TINY_GPT, "--steps", "2", "--backend", native.name)
+    assert result.exit_code == 0, result.stderr
+    record = command_line.record()
+    assert record["config"]["backend"] == native.name
+    assert [run["steps"] for run in record["runs"]] == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("name", ["delayed", "current"])
