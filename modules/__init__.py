@@ -11,6 +11,7 @@ from te_hal.modules.attention import (
 )
 from te_hal.modules.layernorm import LayerNorm
 from te_hal.modules.layernorm_linear import LayerNormLinear
+from te_hal.modules.layernorm_mlp import LayerNormMLP
 from te_hal.modules.linear import Linear
 from te_hal.modules.rmsnorm import RMSNorm
 from te_hal.modules.rng_tracker import CudaRNGStatesTracker, RNGStatesTracker
@@ -40,6 +41,7 @@ __all__ = [
     "Float8Tensor",
     "LayerNorm",
     "LayerNormLinear",
+    "LayerNormMLP",
     "Linear",
     "MultiheadAttention",
     "QuantizedStorage",
@@ -76,7 +78,6 @@ _LATER = (
     "IdentityTensor",
     "IdentityTensorStorage",
     "InferenceParams",
-    "LayerNormMLP",
     "MXFP8Quantizer",
     "MXFP8Tensor",
     "MXFP8TensorStorage",

@@ -28,6 +28,7 @@ _FEATURES = {
     "symmetric_ar_type": "symmetric-memory all-reduce",
     "return_layernorm_output_gathered": "sequence parallelism",
     "set_parallel_mode": "tensor parallelism",
+    "checkpoint": "recompute",
     "seq_length": "preparing kernels for a size",
     "micro_batch_size": "preparing kernels for a size",
     "sm_margin": "multiprocessors left free on NVIDIA GPUs",

@@ -194,7 +194,7 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
             CheckpointError: as there.
         """
         if state is not None:
-            load_scaling(state, self.label)
+            load_scaling(state, self.label, self.num_gemms)
 
     def set_extra_state(self, state: object) -> None:
         """Take over saved scaling state, te_hal's or Transformer Engine's; zero bytes (or None) start it anew.

@@ -220,7 +220,7 @@ class LayerNormLinear(Fp8Module):
         check_flags(label, {"fp8_output": fp8_output})
         if frame.enabled:
             check_fp8_shape(label, "input", tuple(inp.shape))
-            check_fp8_shape(label, "weight", (self.out_features, self.in_features))
+            check_fp8_shape(label, "weight", (self.out_features, self.in_features), ("out_features", "in_features"))
         read, norm = self._gemm.read(self, label), self._norm.read(self, label)
         dtype = activation_dtype(label, inp, **norm, weight=read.weight, bias=read.bias)
         inp, weight = plain_input(inp, dtype), cast_if_needed(read.weight, dtype)

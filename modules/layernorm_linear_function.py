@@ -8,7 +8,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from te_hal.modules import linear_steps
-from te_hal.modules.norm_stage import calibrate, norm_backward, normalise
+from te_hal.modules.norm_stage import calibrate, normalise, through_norm
 from te_hal.modules.rows import as_result, plain_rows
 from te_hal.modules.saved import prepare_for_saving, restore_from_saved
 from te_hal.modules.transforms import run_eagerly
@@ -118,21 +118,6 @@ class LayerNormLinearFunction(torch.autograd.Function):
             operand = plain_rows(kept) if isinstance(kept, torch.Tensor) else kept
             grad_weight = linear_steps.wgrad(grad, operand, call.linear)
             if product is not None:
-                of_input = _through_norm(product, grad_normed, of_norm, call, ctx.input_shape)
+                of_input = through_norm(product, grad_normed, of_norm, call.norm.norm, ctx.input_shape)
         linear_steps.end_backward(call.linear)
         return *of_input, grad_weight, grad_bias, None, None
-
-
-def _through_norm(
-    grad: torch.Tensor,
-    grad_normed: torch.Tensor | None,
-    saved: list[Any],
-    call: LayerNormLinearCall,
-    input_shape: torch.Size,
-) -> tuple[torch.Tensor | None, ...]:
-    """Gradients of input, gamma and beta."""
-    rows, gamma, *statistics = saved
-    if grad_normed is not None:
-        grad = grad + plain_rows(grad_normed)
-    grad_input, grad_gamma, grad_beta = norm_backward(grad, rows, statistics, gamma, call.norm.norm)
-    return grad_input.view(input_shape), grad_gamma, grad_beta

@@ -214,7 +214,7 @@ class Linear(Fp8Module):
 
     def _check_fp8(self, label: str, shape: tuple[int, ...], frame: Frame) -> None:
         check_fp8_shape(label, "input", shape)
-        check_fp8_shape(label, "weight", (self.out_features, self.in_features))
+        check_fp8_shape(label, "weight", (self.out_features, self.in_features), ("out_features", "in_features"))
         if self.save_original_input and isinstance(frame.recipe, DelayedScaling):
             raise ArgumentError(
                 f"{label}: save_original_input",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from te_hal.dispatch import resolve
 from te_hal.modules import linear_steps
 from te_hal.modules.norm_function import NormPlan, make_norm_plan
+from te_hal.modules.rows import plain_rows
 from te_hal.quantization.linear_calls import fused_call
 
 if TYPE_CHECKING:
@@ -89,17 +90,27 @@ def normalise(
     return Normed(linear_steps.input_operand(output, call), output, tuple(statistics))
 
 
-def norm_backward(
+def through_norm(
     grad: torch.Tensor,
-    rows: torch.Tensor,
-    statistics: Sequence[torch.Tensor],
-    gamma: torch.Tensor,
+    grad_normed: torch.Tensor | None,
+    saved: Sequence[Any],
     plan: NormPlan,
+    input_shape: torch.Size,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Gradients of input ``[M, H]``, gamma and beta (None for RMSNorm) from that of the norm's result."""
-    centered = plan.key.zero_centered_gamma
-    grads = plan.backward(grad, rows, *statistics, gamma, zero_centered_gamma=centered)
-    return grads[0], grads[1], grads[2] if plan.key.op == "layernorm" else None
+    """Gradients of input, gamma and beta (None for RMSNorm).
+
+    Args:
+        grad: of the norm's result, from the product that read it, ``[M, H]``.
+        grad_normed: of the norm's result where that was returned, ``[..., H]``; is added.
+        saved: input ``[M, H]``, gamma and the statistics of the forward.
+        plan: the norm.
+        input_shape: of the module's input.
+    """
+    rows, gamma, *statistics = saved
+    if grad_normed is not None:
+        grad = grad + plain_rows(grad_normed)
+    grads = plan.backward(grad, rows, *statistics, gamma, zero_centered_gamma=plan.key.zero_centered_gamma)
+    return grads[0].view(input_shape), grads[1], grads[2] if plan.key.op == "layernorm" else None
 
 
 def calibrate(quantizer: Quantizer | None, tensor: torch.Tensor | None) -> None:

@@ -10,13 +10,19 @@ LEADING_MULTIPLE = 8
 LAST_MULTIPLE = 16
 
 
-def check_fp8_shape(module: str, role: str, shape: tuple[int, ...]) -> None:
+def check_fp8_shape(
+    module: str,
+    role: str,
+    shape: tuple[int, ...],
+    names: tuple[str, str] = ("the product of the leading sizes", "the last size"),
+) -> None:
     """Refuse an operand that FP8 cannot take.
 
     Args:
         module: module class and name, for the message.
-        role: "input" or "weight".
+        role: the operand: "input", "weight", ...
         shape: the operand's shape. The product of its leading sizes must divide by 8, its last size by 16.
+        names: how the message calls these two.
 
     Raises:
         ArgumentError: names the operand, the size, the multiple, and the way out.
@@ -24,11 +30,10 @@ def check_fp8_shape(module: str, role: str, shape: tuple[int, ...]) -> None:
     leading, last = math.prod(shape[:-1]), shape[-1]
     if leading % LEADING_MULTIPLE:
         wanted = -(-leading // LEADING_MULTIPLE) * LEADING_MULTIPLE
-        what = "the product of the leading sizes" if role == "input" else "out_features"
-        raise _error(module, role, shape, f"{what}, {leading}", LEADING_MULTIPLE, wanted)
+        raise _error(module, role, shape, f"{names[0]}, {leading}", LEADING_MULTIPLE, wanted)
     if last % LAST_MULTIPLE:
         wanted = -(-last // LAST_MULTIPLE) * LAST_MULTIPLE
-        raise _error(module, role, shape, f"the last size, {last}", LAST_MULTIPLE, wanted)
+        raise _error(module, role, shape, f"{names[1]}, {last}", LAST_MULTIPLE, wanted)
 
 
 def _error(module: str, role: str, shape: tuple[int, ...], what: str, multiple: int, wanted: int) -> ArgumentError:

@@ -91,6 +91,31 @@ def test_layernorm_linear_keeps_its_input_one_byte_per_normalised_element_and_th
     assert bytes_kept(kept) == LAYERNORM_LINEAR["plain" if name == "plain" else "fp8"]
 
 
+FFN = 64
+
+#: Bytes that LayerNormMLP keeps in bf16 where fc1 has G rows: input, statistics, the norm's result, fc1's weight and
+#: result, the activation's result, fc2's weight, gamma; scales under FP8; without FP8 after gelu the bias of fc1.
+MLP = {
+    "plain": lambda g: 2 * INPUT + 8 * ROWS + 2 * (INPUT + g * IN + ROWS * g + ROWS * FFN + IN * FFN + IN),
+    "fp8": lambda g: 2 * INPUT + 8 * ROWS + INPUT + g * IN + 2 * ROWS * g + ROWS * FFN + IN * FFN + 2 * IN + 4 * 4,
+}
+
+
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+@pytest.mark.parametrize("name", ["plain", *RECIPES])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_layernorm_mlp_keeps_what_the_documented_table_says(backend, name, activation):
+    Counting(**BACKENDS[backend])
+    te_hal.set_backend("counting")
+    module = te.LayerNormMLP(IN, FFN, activation=activation, params_dtype=torch.bfloat16)
+    x = torch.randn(ROWS, IN, dtype=torch.bfloat16, requires_grad=True)
+    with saved() as kept, te.autocast(enabled=name != "plain", recipe=RECIPES.get(name, lambda: None)()):
+        module(x)
+    rows = FFN if activation == "gelu" else 2 * FFN
+    bias = 2 * FFN if activation == "gelu" and name == "plain" else 0
+    assert bytes_kept(kept) == MLP["plain" if name == "plain" else "fp8"](rows) + bias
+
+
 @pytest.mark.parametrize("who", NEEDS)
 def test_without_fp8_the_operands_themselves_are_kept(who):
     module, x = layer(NEEDS[who])

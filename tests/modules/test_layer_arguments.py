@@ -84,7 +84,66 @@ LAYERNORM_LINEAR = Described(
     COMMON_WRONG | {"eps": -1.0, "in_features": 0, "out_features": 2.0, "parameters_split": ("a", "b", "c", "d", "e")},
 )
 
-DESCRIBED = {"LayerNormLinear": LAYERNORM_LINEAR}
+LAYERNORM_MLP = Described(
+    te.LayerNormMLP,
+    (32, 64),
+    {
+        "hidden_size": NEEDED,
+        "ffn_hidden_size": NEEDED,
+        "eps": 1e-5,
+        "sequence_parallel": False,
+        "return_bias": False,
+        "get_rng_state_tracker": None,
+        "tp_group": None,
+        "tp_size": 1,
+        "init_method": None,
+        "bias": True,
+        "normalization": "LayerNorm",
+        "activation": "gelu",
+        "activation_params": None,
+        "output_layer_init_method": None,
+        "fuse_wgrad_accumulation": False,
+        "params_dtype": None,
+        "return_layernorm_output": False,
+        "return_layernorm_output_gathered": False,
+        "seq_length": None,
+        "micro_batch_size": None,
+        "set_parallel_mode": False,
+        "zero_centered_gamma": False,
+        "device": None,
+        "ub_overlap_ag": False,
+        "name": None,
+        "ub_overlap_rs": False,
+        "ub_overlap_rs_dgrad": False,
+        "ub_bulk_dgrad": False,
+        "ub_bulk_wgrad": False,
+        "delay_wgrad_compute": False,
+        "symmetric_ar_type": None,
+        "checkpoint": False,
+    },
+    {"inp": NEEDED, "is_first_microbatch": None},
+    PARALLEL
+    | OVERLAP
+    | {
+        "return_layernorm_output_gathered": True,
+        "seq_length": 128,
+        "micro_batch_size": 2,
+        "set_parallel_mode": True,
+        "symmetric_ar_type": "multimem_all_reduce",
+        "checkpoint": True,
+    },
+    COMMON_WRONG
+    | {
+        "eps": float("nan"),
+        "hidden_size": True,
+        "ffn_hidden_size": -8,
+        "activation": "tanh",
+        "activation_params": {"limit": 3.0},  # gelu has none
+        "output_layer_init_method": 1,
+    },
+)
+
+DESCRIBED = {"LayerNormLinear": LAYERNORM_LINEAR, "LayerNormMLP": LAYERNORM_MLP}
 MODULES = pytest.mark.parametrize("name", DESCRIBED)
 
 
@@ -120,6 +179,12 @@ def test_a_wrong_value_is_refused_at_construction_naming_the_argument(name, argu
     described = DESCRIBED[name]
     with pytest.raises(ValueError, match=rf"{name}.*{argument}|{argument}.*{name}|{name}: "):
         made(described, **{argument: described.wrong[argument]})
+
+
+@pytest.mark.parametrize("given", [{"limits": 7.0}, {"alpha": "1"}, {"alpha": True}, [("limit", 7.0)]], ids=str)
+def test_a_parameter_that_an_activation_lacks_is_refused(given):
+    with pytest.raises(ValueError, match=r"LayerNormMLP: activation_params.*limit, alpha, glu_linear_offset"):
+        te.LayerNormMLP(32, 64, activation="clamped_swiglu", activation_params=given)
 
 
 def test_a_quantized_gradient_behind_a_norm_is_refused_by_name():
