@@ -28,7 +28,7 @@ class Board(NamedTuple):
     path: Path
 
     def write(self, summary: Summary) -> None:
-        """Write every run of the comparison, with what was there before left in place.
+        """Write every run of the comparison; TensorBoard shows it instead of what an earlier call wrote there.
 
         Raises:
             OSError: the folder cannot be written to.
@@ -36,7 +36,7 @@ class Board(NamedTuple):
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - an optional library
 
         for run in summary.runs:
-            writer = SummaryWriter(str(self.path / run.name.replace(":", "-")))
+            writer = SummaryWriter(str(self.path / run.name.replace(":", "-")), purge_step=0)
             try:
                 _write_curves(writer, run)
                 _write_observed(writer, run)

@@ -15,7 +15,8 @@ class Writer:
 
     folders: ClassVar = {}
 
-    def __init__(self, folder):
+    def __init__(self, folder, purge_step):
+        assert purge_step == 0
         self.scalars, self.texts = {}, {}
         self.folders[folder.rpartition("/")[2]] = {"scalars": self.scalars, "texts": self.texts}
 
