@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from te_hal.quantization import Float8Tensor
+from te_hal.quantization import QuantizedTensor
 from te_hal.schema.errors import ArgumentError
 from te_hal.schema.formats import FLOATS
 
@@ -61,11 +61,11 @@ def _check_dtype(module: str, name: str, dtype: torch.dtype) -> None:
 
 def cast_if_needed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """``tensor`` in ``dtype``, with autograd; quantized tensors stay as they are."""
-    if tensor.dtype == dtype or isinstance(tensor, Float8Tensor):
+    if tensor.dtype == dtype or isinstance(tensor, QuantizedTensor):
         return tensor
     return tensor.to(dtype)
 
 
 def plain_input(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """``tensor`` in ``dtype``, with autograd; dequantized if need be."""
-    return tensor.dequantize(dtype=dtype) if isinstance(tensor, Float8Tensor) else cast_if_needed(tensor, dtype)
+    return tensor.dequantize(dtype=dtype) if isinstance(tensor, QuantizedTensor) else cast_if_needed(tensor, dtype)

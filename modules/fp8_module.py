@@ -12,6 +12,7 @@ from te_hal.modules.scaling import build_scaling
 from te_hal.modules.scaling_checkpoint import load_scaling, save_scaling
 from te_hal.modules.state_dict import OptionalExtraState
 from te_hal.modules.weight_cache import WeightCache
+from te_hal.quantization.operand_formats import recipe_formats
 from te_hal.quantization.scaling_state import DelayedScalingState
 from te_hal.schema.errors import StateError
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from te_hal.quantization import Quantizer
     from te_hal.quantization.autocast import Frame
     from te_hal.quantization.observer import QuantizeObserver
+    from te_hal.quantization.operand_formats import Formats
     from te_hal.recipe import Recipe
     from te_hal.schema.formats import ColumnwiseOrder
     from te_hal.schema.storage import QuantizedStorage
@@ -63,6 +65,7 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         self._plans = plans
         self._scaling: dict[str, Scaling] = {}
         self._in_use: str | None = None
+        self._order: ColumnwiseOrder | None = None
         self._observer_of: Callable[[str, int], QuantizeObserver] | None = None
         self.fp8_initialized = False
         self.fp8_meta: dict[str, Any] = {"recipe": None, "num_gemms": self.num_gemms}
@@ -92,9 +95,14 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         if frame.recipe is None or not (frame.enabled or frame.calibrating):
             return
         self._use_recipe(frame.recipe, device)
-        if self.quantizers["scaling_fwd"][0].columnwise_order != order:
+        if self._order is not order:
+            self._order = order
             # Not set in place: a backward that is still to come belongs to another order.
-            self.quantizers = {key: [_ordered(q, order) for q in made] for key, made in self.quantizers.items()}
+            self.quantizers = {key: [q.ordered(order) for q in made] for key, made in self.quantizers.items()}
+
+    def formats(self, frame: Frame, device: torch.device, gemm: int = 0) -> Formats | None:  # noqa: ARG002 - a factory's answers differ
+        """What the operands of a product of the module become under the autocast in force; None without FP8."""
+        return recipe_formats(frame.recipe) if frame.enabled and frame.recipe is not None else None
 
     def _use_recipe(self, recipe: Recipe, device: torch.device) -> None:
         held = self._scaling.get(recipe.family)
@@ -111,7 +119,7 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
     def _install(self, family: str) -> None:
         """Put the state of one family in use."""
         scaling = self._scaling[family]
-        self._in_use = family
+        self._in_use, self._order = family, None
         self.fp8_meta.update(scaling.states, recipe=scaling.source[0])
         self.quantizers = scaling.make_quantizers()
         if self._observer_of is not None:
@@ -281,9 +289,3 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         quantizers = Quantizers.of(self.quantizers, self.fp8_meta["scaling_bwd"], gemm)
         updates = updates_backward and region is not None and region.take_first()
         return LinearCall(label, plan, quantizers, parameter, first, region, updates)
-
-
-def _ordered(quantizer: Quantizer, order: ColumnwiseOrder) -> Quantizer:
-    made = quantizer.copy()
-    made.columnwise_order = order
-    return made

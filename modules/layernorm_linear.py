@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from te_hal.modules.gemm_parameters import Read
     from te_hal.modules.norm_function import NormKey
     from te_hal.quantization.autocast import Frame
+    from te_hal.quantization.operand_formats import Formats
 
 _LATER_DEFAULTS: dict[str, object] = {
     "sequence_parallel": False,
@@ -218,15 +219,17 @@ class LayerNormLinear(Fp8Module):
         check_call(self, inp, ("in_features", self.in_features), is_first_microbatch, frame)
         refuse_later(label, {"fp8_grad": fp8_grad}, {"fp8_grad": False}, {"fp8_grad": "a quantized gradient of a norm"})
         check_flags(label, {"fp8_output": fp8_output})
-        if frame.enabled:
-            check_fp8_shape(label, "input", tuple(inp.shape))
-            check_fp8_shape(label, "weight", (self.out_features, self.in_features), ("out_features", "in_features"))
+        formats = self.formats(frame, inp.device)
+        if formats is not None:
+            check_fp8_shape(label, "input", tuple(inp.shape), formats)
+            weight_shape, names = (self.out_features, self.in_features), ("out_features", "in_features")
+            check_fp8_shape(label, "weight", weight_shape, formats, names)
         read, norm = self._gemm.read(self, label), self._norm.read(self, label)
         dtype = activation_dtype(label, inp, **norm, weight=read.weight, bias=read.bias)
         inp, weight = plain_input(inp, dtype), cast_if_needed(read.weight, dtype)
         gamma, beta, bias = (None if t is None else cast_if_needed(t, dtype) for t in (*norm.values(), read.bias))
         added = None if self.return_bias else bias
-        plan = self._plans.get(self._key(label, frame, inp, (gamma, beta, weight, added), read, fp8_output))
+        plan = self._plans.get(self._key(label, formats, inp, (gamma, beta, weight, added), read, fp8_output))
         self.begin_forward(frame, inp.device, plan.linear.order)
         call, quantized = self._call(label, frame, plan, read, weight, is_first_microbatch)
         found = LayerNormLinearFunction.apply(inp, gamma, beta, weight, added, quantized, call)  # type: ignore[no-untyped-call]
@@ -238,7 +241,7 @@ class LayerNormLinear(Fp8Module):
     def _key(
         self,
         label: str,
-        frame: Frame,
+        formats: Formats | None,
         inp: torch.Tensor,
         parameters: tuple[Any, ...],
         read: Read,
@@ -247,7 +250,7 @@ class LayerNormLinear(Fp8Module):
         gamma, beta, weight, added = parameters
         fused = self.fuse_wgrad_accumulation and torch.is_grad_enabled() and weight.requires_grad
         linear = plan_key(
-            frame.recipe if frame.enabled else None,
+            formats,
             inp,
             weight,
             added,

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from te_hal.modules.gemm_parameters import Read
     from te_hal.quantization.autocast import Frame
+    from te_hal.quantization.operand_formats import Formats
 
 _LATER_DEFAULTS: dict[str, object] = {
     "sequence_parallel": False,
@@ -192,8 +193,9 @@ class LayerNormMLP(Fp8Module):
         """
         frame, label = current_frame(), self.label
         check_call(self, inp, ("hidden_size", self.hidden_size), is_first_microbatch, frame)
-        if frame.enabled:
-            self._check_fp8(label, tuple(inp.shape))
+        formats = self._formats(frame, inp.device)
+        if formats is not None:
+            self._check_fp8(label, tuple(inp.shape), formats)
         read = {gemm: parameters.read(self, label) for gemm, parameters in self._gemms.items()}
         given = self._norm.read(self, label)
         for gemm, (_, weight, bias) in read.items():
@@ -202,7 +204,7 @@ class LayerNormMLP(Fp8Module):
         inp = plain_input(inp, dtype)
         parameters = {name: None if value is None else cast_if_needed(value, dtype) for name, value in given.items()}
         added = parameters | ({"fc2_bias": None} if self.return_bias else {})
-        plan = self._plans.get(self._key(label, frame, inp, added, read))
+        plan = self._plans.get(self._key(label, formats, inp, added, read))
         self.begin_forward(frame, inp.device, plan.fc1.order)
         call, quantized = self._call(label, frame, plan, read, added, is_first_microbatch)
         found = LayerNormMLPFunction.apply(inp, *added.values(), quantized, call)  # type: ignore[no-untyped-call]
@@ -212,15 +214,25 @@ class LayerNormMLP(Fp8Module):
         bias = parameters["fc2_bias"]
         return (output, bias if bias is not None else torch.empty(0, dtype=dtype, device=inp.device), *normed)
 
-    def _check_fp8(self, label: str, shape: tuple[int, ...]) -> None:
-        check_fp8_shape(label, "input", shape)
+    def _formats(self, frame: Frame, device: torch.device) -> dict[str, Formats] | None:
+        """What the operands of both products become; None without FP8."""
+        first, second = self.formats(frame, device), self.formats(frame, device, gemm=1)
+        return None if first is None or second is None else {"fc1": first, "fc2": second}
+
+    def _check_fp8(self, label: str, shape: tuple[int, ...], formats: Mapping[str, Formats]) -> None:
+        check_fp8_shape(label, "input", shape, formats["fc1"])
         for gemm, names in (("fc2", ("hidden_size", "ffn_hidden_size")), ("fc1", ("ffn_hidden_size", "hidden_size"))):
-            check_fp8_shape(label, f"{gemm}_weight", self._gemms[gemm].shape, names)
+            check_fp8_shape(label, f"{gemm}_weight", self._gemms[gemm].shape, formats[gemm], names)
 
     def _key(
-        self, label: str, frame: Frame, inp: torch.Tensor, given: Mapping[str, Any], read: Mapping[str, Read]
+        self,
+        label: str,
+        formats: Mapping[str, Formats] | None,
+        inp: torch.Tensor,
+        given: Mapping[str, Any],
+        read: Mapping[str, Read],
     ) -> LayerNormMLPKey:
-        recipe, grad = frame.recipe if frame.enabled else None, torch.is_grad_enabled()
+        grad = torch.is_grad_enabled()
         of_norm = any(_wants(t) for t in (inp, given["layer_norm_weight"], given["layer_norm_bias"]))
         before_fc2 = of_norm or _wants(given["fc1_weight"]) or _wants(given["fc1_bias"])
         main_grads = {
@@ -231,9 +243,9 @@ class LayerNormMLP(Fp8Module):
         }
         bias, dtype = given["fc1_bias"], given["fc1_weight"].dtype
         # docs/numerics.md, F4; in fp32 the product's own bias is the same sum.
-        later = recipe is None and bias is not None and self.activation == "gelu" and dtype != torch.float32
+        later = formats is None and bias is not None and self.activation == "gelu" and dtype != torch.float32
         fc1 = plan_key(
-            recipe,
+            formats and formats["fc1"],
             inp,
             given["fc1_weight"],
             None if later else bias,
@@ -244,7 +256,7 @@ class LayerNormMLP(Fp8Module):
         fc1 = fc1._replace(bias_grad=grad and _wants(bias) and not later)
         fc1 = fc1._replace(grad_is_quantized=casts_gradient(fc1.format_of("grad_output")))
         fc2 = plan_key(
-            recipe,
+            formats and formats["fc2"],
             inp,
             given["fc2_weight"],
             given["fc2_bias"],

@@ -21,15 +21,14 @@ from te_hal.modules.rng_tracker import forked
 from te_hal.modules.shape_rule import check_fp8_shape
 from te_hal.modules.split_parameters import refuse_several, resolve_splits
 from te_hal.modules.transforms import run_eagerly
-from te_hal.quantization import Float8Tensor
+from te_hal.quantization import Float8Tensor, QuantizedTensor
 from te_hal.quantization.autocast import current_frame
-from te_hal.recipe import DelayedScaling
 from te_hal.schema.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from te_hal.quantization.autocast import Frame
+    from te_hal.quantization.operand_formats import Formats
 
 _LATER_DEFAULTS: dict[str, object] = {
     "sequence_parallel": False,
@@ -174,8 +173,9 @@ class Linear(Fp8Module):
         """
         frame, label = current_frame(), self.label
         check_call(self, inp, ("in_features", self.in_features), is_first_microbatch, frame)
-        if frame.enabled:
-            self._check_fp8(label, tuple(inp.shape), frame)
+        formats = self.formats(frame, inp.device)
+        if formats is not None:
+            self._check_fp8(label, tuple(inp.shape), formats)
         if fp8_output is not False or fp8_grad is not False:
             check_flags(label, {"fp8_output": fp8_output, "fp8_grad": fp8_grad})
         weights, weight, bias = self._gemm.read(self, label)
@@ -186,7 +186,7 @@ class Linear(Fp8Module):
         fused = self.fuse_wgrad_accumulation and torch.is_grad_enabled() and weight.requires_grad
         plan = self._plans.get(
             plan_key(
-                frame.recipe if frame.enabled else None,
+                formats,
                 inp,
                 weight,
                 added,
@@ -212,10 +212,11 @@ class Linear(Fp8Module):
             return output, bias if bias is not None else torch.empty(0, dtype=dtype, device=inp.device)
         return output
 
-    def _check_fp8(self, label: str, shape: tuple[int, ...], frame: Frame) -> None:
-        check_fp8_shape(label, "input", shape)
-        check_fp8_shape(label, "weight", (self.out_features, self.in_features), ("out_features", "in_features"))
-        if self.save_original_input and isinstance(frame.recipe, DelayedScaling):
+    def _check_fp8(self, label: str, shape: tuple[int, ...], formats: Formats) -> None:
+        check_fp8_shape(label, "input", shape, formats)
+        weight_shape, names = (self.out_features, self.in_features), ("out_features", "in_features")
+        check_fp8_shape(label, "weight", weight_shape, formats, names)
+        if self.save_original_input and formats.input is not None and formats.input.delayed:
             raise ArgumentError(
                 f"{label}: save_original_input",
                 got="delayed scaling",
@@ -230,6 +231,7 @@ class Linear(Fp8Module):
 
 def _as_input(inp: torch.Tensor, dtype: torch.dtype, *, fp8: bool) -> torch.Tensor:
     """The input in the activation dtype; quantized stays quantized where FP8 gemms take it."""
-    if isinstance(inp, Float8Tensor) and not fp8:
+    if isinstance(inp, QuantizedTensor) and not (fp8 and isinstance(inp, Float8Tensor)):
+        # Products that sum over rows read a copy that this one may lack, and that its codes do not give.
         return inp.dequantize(dtype=dtype)
     return cast_if_needed(inp, dtype)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 
 from te_hal.modules.main_grad import gradient_for_autograd, main_grad_of, should_accumulate
 from te_hal.modules.rows import plain_rows, quantized_rows
-from te_hal.quantization import Float8CurrentScalingQuantizer, Float8Quantizer, Float8Tensor
+from te_hal.quantization import Float8CurrentScalingQuantizer, Float8Quantizer, Float8Tensor, QuantizedTensor
+from te_hal.quantization.quantized_tensor import wrap
 from te_hal.quantization.scaling_state import DelayedScalingState
+from te_hal.schema.formats import ScalingMode
 from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
@@ -75,15 +77,22 @@ def grad_operand(grad_output: torch.Tensor, call: LinearCall) -> tuple[Operand |
         return plain_rows(grad_output), _bias_grad(grad_output, plan)
     note_backward(call)
     made, quantizer = plan.copies.grad_made, quantizers.grad_output
-    if isinstance(grad_output, Float8Tensor) and grad_output.quantized_storage.format is quantizer.format:
+    if _fits(grad_output, quantizer):
         return quantized_rows(grad_output, made, plan.order), _bias_grad(grad_output, plan)
     rows = plain_rows(grad_output)
     if plan.bias_grad_quantize is None:
-        return quantize(rows, quantizer, made, plan.casts.grad_output), None
+        return quantize(rows, quantizer, made, plan.casts.grad_output), _bias_grad(rows, plan)
     arguments = quantizer.fused_arguments(rowwise=made.rowwise, columnwise=made.columnwise)
     storage, grad_bias = plan.bias_grad_quantize(rows, **arguments)
     quantizer.tell_observer(storage, rows)
     return storage, grad_bias
+
+
+def _fits(grad_output: torch.Tensor, quantizer: Quantizer) -> TypeGuard[Float8Tensor]:
+    """Whether a gradient comes quantized as the products read it; both copies then follow from either."""
+    if not isinstance(grad_output, Float8Tensor) or quantizer.mode is not ScalingMode.TENSOR:
+        return False
+    return grad_output.quantized_storage.format is quantizer.format
 
 
 def note_backward(call: LinearCall) -> None:
@@ -146,10 +155,10 @@ def quantized_output(output: torch.Tensor, call: LinearCall) -> torch.Tensor:
 
 def quantize_result(
     result: torch.Tensor, quantizer: Quantizer, kernels: CastKernels, dtype: torch.dtype
-) -> Float8Tensor:
-    """A result in ``dtype`` as a Float8Tensor, rowwise copy only."""
+) -> QuantizedTensor:
+    """A result in ``dtype`` as a quantized tensor, rowwise copy only."""
     storage = quantizer.quantize_storage(result, rowwise=True, columnwise=False, kernels=kernels)
     if isinstance(quantizer, Float8Quantizer):
         # Later writes into the result (autograd summing gradients in place) are none of the module's amax.
         quantizer = Float8CurrentScalingQuantizer(quantizer.format.dtype)
-    return Float8Tensor(storage.with_tensors(storage.tensors(), dtype), quantizer=quantizer)
+    return wrap(storage.with_tensors(storage.tensors(), dtype), quantizer=quantizer)

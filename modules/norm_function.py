@@ -11,7 +11,7 @@ from te_hal.dispatch import current_memo, resolve
 from te_hal.modules.arguments import check_epsilon, check_flags
 from te_hal.modules.rows import as_result
 from te_hal.modules.transforms import run_eagerly
-from te_hal.quantization import Float8Tensor
+from te_hal.quantization import QuantizedTensor
 from te_hal.schema.support import Call
 
 if TYPE_CHECKING:
@@ -104,14 +104,14 @@ class NormFunction(torch.autograd.Function):
 
         Args:
             ctx: autograd's context.
-            grad_output: ``[..., H]`` in the output's dtype; a Float8Tensor is dequantized.
+            grad_output: ``[..., H]`` in the output's dtype; a quantized one is dequantized.
 
         Returns:
             Gradients of input ``[..., H]``, weight ``[H]`` and bias ``[H]`` (None for RMSNorm) in the input's dtype,
             and None for the plan.
         """
         plan: NormPlan = ctx.plan
-        plain = grad_output.dequantize() if isinstance(grad_output, Float8Tensor) else grad_output
+        plain = grad_output.dequantize() if isinstance(grad_output, QuantizedTensor) else grad_output
         grads = plan.backward(plain.contiguous(), *ctx.saved_tensors, zero_centered_gamma=plan.key.zero_centered_gamma)
         grad_input, grad_weight, *rest = grads
         return grad_input, grad_weight, rest[0] if ctx.has_bias else None, None

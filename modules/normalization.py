@@ -13,7 +13,7 @@ from te_hal.modules.norm_function import NormFunction, NormKey, NormPlan, make_n
 from te_hal.modules.plan_cache import PlanCache
 from te_hal.modules.state_dict import OptionalExtraState
 from te_hal.modules.transforms import refuse_transforms, run_eagerly
-from te_hal.quantization import Float8Tensor
+from te_hal.quantization import QuantizedTensor
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Normalization(OptionalExtraState, torch.nn.Module):
         parameters = dict(self.named_parameters(recurse=False))
         dtype = activation_dtype(kind, input, **parameters)
         self._check_parameters(kind, parameters)
-        plain = input.dequantize() if isinstance(input, Float8Tensor) else input
+        plain = input.dequantize() if isinstance(input, QuantizedTensor) else input
         rows = cast_if_needed(plain, dtype).reshape(*_leading(input, self.normalized_shape), self.weight.numel())
         affine = [cast_if_needed(parameter, dtype).reshape(-1) for parameter in parameters.values()]
         plan = self._plans.get(NormKey(self.op, dtype, input.device, self.eps, self.zero_centered_gamma))

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from te_hal.quantization.float8_tensor import Float8Tensor
-from te_hal.quantization.operand_formats import OperandFormat, recipe_formats
+from te_hal.quantization.operand_formats import OperandFormat
 
 if TYPE_CHECKING:
     from te_hal.quantization.operand_formats import Formats
-    from te_hal.recipe import Recipe
 
 
 class PlanKey(NamedTuple):
@@ -59,7 +58,7 @@ class PlanKey(NamedTuple):
 
 
 def plan_key(
-    recipe: Recipe | None,
+    formats: Formats | None,
     inp: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -74,7 +73,7 @@ def plan_key(
     """Describe a call.
 
     Args:
-        recipe: None without FP8.
+        formats: what operands become (Fp8Module.formats); None without FP8.
         inp: in the activation dtype; under FP8 possibly a Float8Tensor.
         weight: in the activation dtype.
         bias: what fprop adds, in the activation dtype.
@@ -85,14 +84,14 @@ def plan_key(
         fp8_output: asked for; without effect without FP8.
         fp8_grad: the same, and without effect where there is no dgrad.
     """
-    dtype, fp8, grad = weight.dtype, recipe is not None, torch.is_grad_enabled()
+    dtype, fp8, grad = weight.dtype, formats is not None, torch.is_grad_enabled()
     dgrad = grad and (inp.requires_grad if needs_dgrad is None else needs_dgrad)
     wgrad = grad and weight.requires_grad
     quantized = isinstance(inp, Float8Tensor) or (input_is_quantized and fp8)
     # Under FP8 an fp32 bias is rounded to bf16, as in Transformer Engine (docs/numerics.md, G4).
     bias_dtype = torch.bfloat16 if fp8 and dtype == torch.float32 else dtype
     return PlanKey(
-        formats=None if recipe is None else _formats(recipe, inp),
+        formats=None if formats is None else _as_given(formats, inp),
         dtype=dtype,
         bias_dtype=None if bias is None else bias_dtype,
         bias_grad=grad and bias is not None and bias.requires_grad,
@@ -107,8 +106,8 @@ def plan_key(
     )
 
 
-def _formats(recipe: Recipe, inp: torch.Tensor) -> Formats:
-    formats = recipe_formats(recipe)
+def _as_given(formats: Formats, inp: torch.Tensor) -> Formats:
+    """The formats, the input's being what it has already."""
     if not isinstance(inp, Float8Tensor):
         return formats
     storage = inp.quantized_storage

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from te_hal.quantization.copies import with_copies
-from te_hal.quantization.float8_tensor import Float8Tensor
+from te_hal.quantization.quantized_tensor import QuantizedTensor
 
 if TYPE_CHECKING:
     from te_hal.quantization.linear_calls import Copies
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def plain_rows(tensor: torch.Tensor) -> torch.Tensor:
     """``[..., K]`` as ``[M, K]``, dequantized if need be; a view where strides allow."""
-    plain = tensor.dequantize() if isinstance(tensor, Float8Tensor) else tensor
+    plain = tensor.dequantize() if isinstance(tensor, QuantizedTensor) else tensor
     return plain.reshape(-1, plain.shape[-1])
 
 
@@ -31,7 +31,7 @@ def as_result(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     return result
 
 
-def quantized_rows(tensor: Float8Tensor, copies: Copies, order: ColumnwiseOrder) -> QuantizedStorage:
+def quantized_rows(tensor: QuantizedTensor, copies: Copies, order: ColumnwiseOrder) -> QuantizedStorage:
     """The quantized data of ``[..., K]`` as ``[M, K]``, with just the copies asked for, made where they are missing.
 
     Nothing is rounded again. Copies that are there are shared.

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from te_hal.schema.errors import ArgumentError
+from te_hal.schema.formats import ScalingMode
+
+if TYPE_CHECKING:
+    from te_hal.quantization.operand_formats import Formats
 
 LEADING_MULTIPLE = 8
 LAST_MULTIPLE = 16
+
+#: MXFP8 takes whole blocks in both directions, as in Transformer Engine.
+MXFP8_MULTIPLE = 32
 
 
 def check_fp8_shape(
     module: str,
     role: str,
     shape: tuple[int, ...],
+    formats: Formats,
     names: tuple[str, str] = ("the product of the leading sizes", "the last size"),
 ) -> None:
     """Refuse an operand that FP8 cannot take.
@@ -21,19 +30,22 @@ def check_fp8_shape(
     Args:
         module: module class and name, for the message.
         role: the operand: "input", "weight", ...
-        shape: the operand's shape. The product of its leading sizes must divide by 8, its last size by 16.
-        names: how the message calls these two.
+        shape: the operand's shape. The product of its leading sizes must divide by 8, its last size by 16; both by 32
+            where an operand of its product becomes MXFP8.
+        formats: what the operands of its product become.
+        names: how the message calls the two sizes.
 
     Raises:
         ArgumentError: names the operand, the size, the multiple, and the way out.
     """
     leading, last = math.prod(shape[:-1]), shape[-1]
-    if leading % LEADING_MULTIPLE:
-        wanted = -(-leading // LEADING_MULTIPLE) * LEADING_MULTIPLE
-        raise _error(module, role, shape, f"{names[0]}, {leading}", LEADING_MULTIPLE, wanted)
-    if last % LAST_MULTIPLE:
-        wanted = -(-last // LAST_MULTIPLE) * LAST_MULTIPLE
-        raise _error(module, role, shape, f"{names[1]}, {last}", LAST_MULTIPLE, wanted)
+    of_leading, of_last = LEADING_MULTIPLE, LAST_MULTIPLE
+    if any(of is not None and of.mode is ScalingMode.MXFP8 for of in formats):
+        of_leading = of_last = MXFP8_MULTIPLE
+    if leading % of_leading:
+        raise _error(module, role, shape, f"{names[0]}, {leading}", of_leading, -(-leading // of_leading) * of_leading)
+    if last % of_last:
+        raise _error(module, role, shape, f"{names[1]}, {last}", of_last, -(-last // of_last) * of_last)
 
 
 def _error(module: str, role: str, shape: tuple[int, ...], what: str, multiple: int, wanted: int) -> ArgumentError:

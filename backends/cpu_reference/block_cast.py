@@ -1,4 +1,4 @@
-"""quantize and dequantize with a scale per block in plain torch (docs/numerics.md, B1 to B4 and M1 to M3)."""
+"""quantize and dequantize with a scale per block in plain torch (docs/numerics.md, B1 to B4, M1 to M3, T1 to T3)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from te_hal.backends.cpu_reference import blocks
-from te_hal.backends.cpu_reference.block_scale import e8m0_scales, factors, float_scales
+from te_hal.backends.cpu_reference.block_scale import e8m0_scales, factors, float_scales, mtfp8_scales
 from te_hal.backends.cpu_reference.decode import decode
 from te_hal.backends.cpu_reference.encode import encode
-from te_hal.schema.block_scales import block_copy, rows_and_cols
+from te_hal.schema.block_scales import MTFP8_MODES, block_copy, rows_and_cols
 from te_hal.schema.formats import ScalingMode
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ class _Rule(NamedTuple):
     def scales(self, amax: torch.Tensor) -> BlockScales:
         if self.out.mode is ScalingMode.MXFP8:
             return e8m0_scales(amax, self.out.format)
+        if self.out.mode in MTFP8_MODES:
+            return mtfp8_scales(amax, self.out.format)
         return float_scales(amax, self.out.format, self.input_dtype, epsilon=self.epsilon, power_of_2=self.power_of_2)
 
 
@@ -53,7 +55,8 @@ def quantize_blocks(input: torch.Tensor, out: QuantizedStorage, *, epsilon: floa
         for copy in copies:
             if copy.block not in made:
                 found = rule.scales(blocks.amax_by_block(values, copy.block, magnitudes))
-                blocks.multiply_by_block(values, found.scale, copy.block, scaled.resize_(piece.shape))
+                factor, divides = (found.scale_inv, True) if found.scale is None else (found.scale, False)
+                blocks.multiply_by_block(values, factor, copy.block, scaled.resize_(piece.shape), divides=divides)
                 made[copy.block] = encode(scaled, out.format, _contiguous_codes(copy, place)), found
             codes, found = made[copy.block]
             _place_codes(copy, place, codes)

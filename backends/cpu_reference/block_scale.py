@@ -1,4 +1,4 @@
-"""Scales of blocks from their amax, and the factors that scale_inv holds (docs/numerics.md, B2, M2 and M3)."""
+"""Scales of blocks from their amax, and the factors that scale_inv holds (docs/numerics.md, B2, M2, M3 and T2)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ _NAN_BITS = 0x7FC00000
 
 
 class BlockScales(NamedTuple):
-    """Of a grid of blocks: what elements are multiplied with, and what scale_inv holds, fp32 or E8M0 codes."""
+    """Of a grid of blocks: what elements are multiplied with, and what scale_inv holds, fp32 or E8M0 codes.
 
-    scale: torch.Tensor
+    Without ``scale`` they are divided by scale_inv.
+    """
+
+    scale: torch.Tensor | None
     scale_inv: torch.Tensor
 
 
@@ -47,6 +50,12 @@ def e8m0_scales(amax: torch.Tensor, format: ElementFormat) -> BlockScales:
     exact = torch.where(exponent == 0, _CODE_ZERO, 0)  # what a mantissa may be without a step up
     codes = (exponent + (mantissa > exact)).clamp_(max=_LARGEST_CODE)
     return BlockScales(_power_of_2(_LARGEST_CODE - codes), codes.to(torch.uint8))
+
+
+def mtfp8_scales(amax: torch.Tensor, format: ElementFormat) -> BlockScales:
+    """``max(amax, 1e-15) * (1 / fp8_max)``, by which elements are divided (T2)."""
+    floor, inverse = (torch.tensor(value, dtype=torch.float32, device=amax.device) for value in (1e-15, 1 / format.max))
+    return BlockScales(None, torch.maximum(amax, floor) * inverse)
 
 
 def factors(scale_inv: torch.Tensor) -> torch.Tensor:

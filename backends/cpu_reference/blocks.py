@@ -76,8 +76,11 @@ def _largest_by_block(magnitudes: torch.Tensor, block: Block) -> torch.Tensor:
     return grid
 
 
-def multiply_by_block(values: torch.Tensor, grid: torch.Tensor, block: Block, out: torch.Tensor) -> torch.Tensor:
-    """``out = values * (the factor of each element's block)``; ``out`` may be ``values``."""
+def multiply_by_block(
+    values: torch.Tensor, grid: torch.Tensor, block: Block, out: torch.Tensor, *, divides: bool = False
+) -> torch.Tensor:
+    """``out = values * (the factor of each element's block)``, or divided by it; ``out`` may be ``values``."""
+    apply = torch.div if divides else torch.mul
     for (view, (down, along)), (target, _) in zip(by_block(values, block), by_block(out, block), strict=True):
-        torch.mul(view, grid[down, along][:, None, :, None], out=target)
+        apply(view, grid[down, along][:, None, :, None], out=target)
     return out

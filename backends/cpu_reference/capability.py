@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from te_hal.schema.block_scales import BLOCK_MODES
+from te_hal.schema.block_scales import BLOCK_MODES, MTFP8_MODES
 from te_hal.schema.formats import ScalingMode
 from te_hal.schema.gemm import pairing
 from te_hal.schema.storage import StorageKind
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from te_hal.schema.support import Call
 
-_BUILT = BLOCK_MODES | {ScalingMode.TENSOR}
+_BUILT = BLOCK_MODES | MTFP8_MODES | {ScalingMode.TENSOR}
 
 
 def supports(call: Call) -> Support:

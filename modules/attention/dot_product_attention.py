@@ -27,7 +27,7 @@ from te_hal.modules.plan_cache import PlanCache
 from te_hal.modules.rng_tracker import forked
 from te_hal.modules.state_dict import OptionalExtraState
 from te_hal.modules.transforms import refuse_transforms, run_eagerly
-from te_hal.quantization import Float8Tensor
+from te_hal.quantization import QuantizedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -244,5 +244,5 @@ class DotProductAttention(Labelled, OptionalExtraState, torch.nn.Module):
 
 
 def _first(tensor: torch.Tensor, dtype: torch.dtype, qkv_format: str) -> torch.Tensor:
-    plain = tensor.dequantize(dtype=dtype) if isinstance(tensor, Float8Tensor) else cast_if_needed(tensor, dtype)
+    plain = tensor.dequantize(dtype=dtype) if isinstance(tensor, QuantizedTensor) else cast_if_needed(tensor, dtype)
     return heads_first(plain, qkv_format)

@@ -12,7 +12,7 @@ from te_hal.modules.arguments import check_flags, check_size, refuse_later
 from te_hal.modules.attention.layout import check_format
 from te_hal.modules.device import parameter_device
 from te_hal.modules.transforms import run_eagerly
-from te_hal.quantization import Float8Tensor
+from te_hal.quantization import QuantizedTensor
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
 from te_hal.schema.formats import FLOATS
 
@@ -168,7 +168,7 @@ def apply_rotary_pos_emb(
     check_format(f"{where}: tensor_format", tensor_format)
     _check_tensors(where, t, freqs)
     angles = _angles(where, t, freqs.detach(), tensor_format, start_positions)
-    plain = t.dequantize() if isinstance(t, Float8Tensor) else t
+    plain = t.dequantize() if isinstance(t, QuantizedTensor) else t
     rotated: torch.Tensor = _Rotation.apply(plain, angles, interleaved)  # type: ignore[no-untyped-call]
     return rotated
 
@@ -186,7 +186,7 @@ class _Rotation(torch.autograd.Function):
     @once_differentiable
     @run_eagerly
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
-        plain = grad_output.dequantize() if isinstance(grad_output, Float8Tensor) else grad_output
+        plain = grad_output.dequantize() if isinstance(grad_output, QuantizedTensor) else grad_output
         (angles,) = ctx.saved_tensors
         return _rotate(plain, angles, ctx.interleaved, back=True), None, None
 

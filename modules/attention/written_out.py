@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from te_hal.modules.rows import as_result
 from te_hal.modules.transforms import run_eagerly
-from te_hal.quantization import Float8Tensor
+from te_hal.quantization import QuantizedTensor
 
 if TYPE_CHECKING:
     from te_hal.modules.attention.choice import AttentionPlan
@@ -75,7 +75,7 @@ class WrittenOut(torch.autograd.Function):
 
         Args:
             ctx: autograd's context.
-            grad_output: ``[b, h, sq, dv]``; a Float8Tensor is dequantized.
+            grad_output: ``[b, h, sq, dv]``; a quantized one is dequantized.
 
         Returns:
             Gradients of query, key and value in their shapes and dtype, None where not asked for, and None for the
@@ -84,7 +84,7 @@ class WrittenOut(torch.autograd.Function):
         rows, keys, values, probabilities, kept = ctx.saved_tensors
         query_shape, key_shape, value_shape = ctx.shapes
         settings: Settings = ctx.settings
-        plain = grad_output.dequantize() if isinstance(grad_output, Float8Tensor) else grad_output
+        plain = grad_output.dequantize() if isinstance(grad_output, QuantizedTensor) else grad_output
         grads = _grouped(plain, key_shape[1])
         shape = (rows.shape[0], rows.shape[1], keys.shape[1])
         grad_query = grad_key = grad_value = None

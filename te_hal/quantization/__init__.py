@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from te_hal.quantization.autocast import FP8GlobalStateManager, autocast, fp8_autocast, get_default_recipe
+from te_hal.quantization.block_quantizers import Float8BlockQuantizer, MTFP8Quantizer, MXFP8Quantizer
+from te_hal.quantization.block_tensors import Float8BlockwiseQTensor, MTFP8Tensor, MXFP8Tensor
 from te_hal.quantization.current_scaling_quantizer import Float8CurrentScalingQuantizer
 from te_hal.quantization.float8_quantizer import Float8Quantizer
 from te_hal.quantization.float8_tensor import Float8Tensor
+from te_hal.quantization.quantized_tensor import QuantizedTensor
 from te_hal.quantization.quantizer import Quantizer
 from te_hal.schema.storage import QuantizedStorage
 
 __all__ = [
     "FP8GlobalStateManager",
+    "Float8BlockQuantizer",
+    "Float8BlockwiseQTensor",
     "Float8CurrentScalingQuantizer",
     "Float8Quantizer",
     "Float8Tensor",
+    "MTFP8Quantizer",
+    "MTFP8Tensor",
+    "MXFP8Quantizer",
+    "MXFP8Tensor",
     "QuantizedStorage",
+    "QuantizedTensor",
     "Quantizer",
     "autocast",
     "fp8_autocast",

@@ -1,10 +1,19 @@
-"""Missing copies of per-tensor quantized data, made from the one that is there without rounding again."""
+"""Missing copies of quantized data, made from the one that is there without rounding again."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from te_hal.schema.block_scales import SQUARE_MODES, block_copy
 from te_hal.schema.errors import UnsupportedError
 from te_hal.schema.formats import ColumnwiseOrder, ScalingMode
 from te_hal.schema.storage import QuantizedStorage, StorageKind
+
+if TYPE_CHECKING:
+    import torch
+
+#: Modes in which both copies hold the same codes.
+_SAME_CODES = SQUARE_MODES | {ScalingMode.TENSOR}
 
 
 def with_copies(
@@ -12,26 +21,57 @@ def with_copies(
 ) -> QuantizedStorage:
     """A storage that has the wanted copies: kept where present, else rearranged from the other copy.
 
-    With one scale per tensor both copies hold the same codes, so rearranging is exact.
+    With one scale per tensor or per 128x128 block both copies hold the same codes, so rearranging is exact.
 
     Raises:
-        UnsupportedError: another scaling mode, whose copies have scales of their own.
+        UnsupportedError: a scaling mode whose copies have codes and scales of their own.
     """
     has_column = storage.columnwise_data is not None and storage.columnwise_order == order
     if (not rowwise or storage.rowwise_data is not None) and (not columnwise or has_column):
         return storage
-    if storage.mode != ScalingMode.TENSOR:
-        raise UnsupportedError(
-            "QuantizedStorage",
-            got=repr(storage.kind),
-            accepted=f"rowwise={rowwise}, columnwise={columnwise}",
-            todo="quantize again from the unquantized tensor",
-        )
+    if storage.mode not in _SAME_CODES:
+        raise _underivable(storage, rowwise=rowwise, columnwise=columnwise, order=order)
     codes, scale_inv, transposed = storage.copy_to_read()
     row = codes.movedim(0, -1).contiguous() if transposed else codes
+    makes_column = columnwise and not has_column
     column = storage.columnwise_data if has_column else None
-    if columnwise and column is None:
+    if makes_column:
         column = row if order == ColumnwiseOrder.SAME else row.movedim(-1, 0).contiguous()
     kind = StorageKind.of(storage.format, storage.mode, rowwise=True, columnwise=column is not None, order=order)
-    buffers = (row, scale_inv, column, None if column is None else scale_inv)
-    return QuantizedStorage.of_kind(kind, storage.shape, storage.dtype, storage.device, buffers)
+    if storage.mode is ScalingMode.TENSOR:
+        buffers = (row, scale_inv, column, None if column is None else scale_inv)
+        return QuantizedStorage.of_kind(kind, storage.shape, storage.dtype, storage.device, buffers)
+    scales = _block_scales(storage, kind)
+    return QuantizedStorage.of_kind(
+        kind, storage.shape, storage.dtype, storage.device, (row, scales[0], column, scales[1])
+    )
+
+
+def _block_scales(storage: QuantizedStorage, kind: StorageKind) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """scale_inv of both copies of a storage with square blocks: what is there, and the others in their layout."""
+    held = (storage.rowwise_scale_inv, storage.columnwise_scale_inv)
+    if held[0] is not None and (held[1] is not None or not kind.columnwise):
+        return held
+    made = QuantizedStorage.empty(kind, storage.shape, storage.dtype, storage.device)
+    factors = block_copy(storage, rowwise=storage.kind.rowwise).grid
+    for rowwise in (True, False):
+        if kind.rowwise if rowwise else kind.columnwise:
+            block_copy(made, rowwise=rowwise).grid.copy_(factors)
+    return (
+        made.rowwise_scale_inv if held[0] is None else held[0],
+        made.columnwise_scale_inv if held[1] is None else held[1],
+    )
+
+
+def _underivable(
+    storage: QuantizedStorage, *, rowwise: bool, columnwise: bool, order: ColumnwiseOrder
+) -> UnsupportedError:
+    has = [name for name, on in (("rowwise", storage.kind.rowwise), ("columnwise", storage.kind.columnwise)) if on]
+    wanted = [name for name, on in (("rowwise", rowwise), ("columnwise", columnwise)) if on]
+    missing = [name for name in wanted if name not in has] or [f"columnwise in order {order.value!r}"]
+    return UnsupportedError(
+        "QuantizedStorage",
+        got=f"a {' and '.join(missing)} copy wanted from the {' and '.join(has)} one of {storage.kind!r}",
+        accepted="copies that are there: in this scaling mode each is cast from the unquantized tensor",
+        todo="quantize again from the unquantized tensor, with both usages",
+    )

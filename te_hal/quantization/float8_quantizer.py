@@ -50,6 +50,11 @@ class Float8Quantizer(Quantizer):
         self.scale = scale
         self.amax = amax
 
+    @property
+    def delayed(self) -> bool:
+        """The scale is given."""
+        return True
+
     def quantize_storage(
         self,
         tensor: torch.Tensor,

@@ -32,11 +32,11 @@ class OperandFormat:
     @classmethod
     def of(cls, fmt: ElementFormat, mode: ScalingMode, *, delayed: bool = False) -> OperandFormat:
         """The one object with these properties."""
-        key = (fmt, mode, delayed)
+        key = (fmt.name, mode, delayed)
         known = cls._known.get(key)
         if known is None:
             known = cls()
-            known.format, known.mode, known.delayed = key
+            known.format, known.mode, known.delayed = fmt, mode, delayed
             known = cls._known.setdefault(key, known)
         return known
 
@@ -48,7 +48,7 @@ class OperandFormat:
         return f"{self.format.name}/{self.mode.value}{'/delayed' if self.delayed else ''}"
 
     def kind(self, copies: Copies, order: ColumnwiseOrder) -> StorageKind:
-        """What the operand with these copies is to a capability answer."""
+        """What the operand with these copies is to a capability answer, for a backend that reads ``order``."""
         return StorageKind.of(self.format, self.mode, rowwise=copies.rowwise, columnwise=copies.columnwise, order=order)
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 import te_hal.ops
-from te_hal.quantization.float8_tensor import Float8Tensor
+from te_hal.quantization.quantized_tensor import QuantizedTensor, wrap
 from te_hal.quantization.straight_through import quantize_straight_through
+from te_hal.schema.block_scales import order_of
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
 from te_hal.schema.formats import FLOATS, ColumnwiseOrder, DType, ElementFormat, ScalingMode, element_format
 from te_hal.schema.storage import QuantizedStorage, StorageKind
@@ -31,6 +32,9 @@ class CastKernels(Protocol):
         """See te_hal.ops.quantize_current."""
         ...
 
+
+#: What scale_inv 1 is written as: in fp32, and as an E8M0 code.
+_ONE = {torch.float32: 1, torch.uint8: 127}
 
 #: The ops as CastKernels: checked, and dispatched at every call.
 OPS: Any = te_hal.ops
@@ -52,14 +56,14 @@ class Quantizer(abc.ABC):
         observer: is told of everything that is quantized (te_hal.quantization.observer), or None.
     """
 
-    mode = ScalingMode.TENSOR
+    mode: ScalingMode = ScalingMode.TENSOR
     observer: QuantizeObserver | None = None
 
     def __init__(self, fp8_dtype: torch.dtype | DType, *, rowwise: bool, columnwise: bool) -> None:
         self.format: ElementFormat = element_format(fp8_dtype, type(self).__name__)
         self.rowwise_usage = rowwise
         self.columnwise_usage = columnwise
-        self.columnwise_order = ColumnwiseOrder.TRANSPOSED
+        self.columnwise_order: ColumnwiseOrder = ColumnwiseOrder.TRANSPOSED
         self.internal = False
 
     @property
@@ -123,8 +127,8 @@ class Quantizer(abc.ABC):
         """Record what quantizing ``tensor`` would record, without quantizing."""
 
     def quantize(
-        self, tensor: torch.Tensor, *, out: Float8Tensor | None = None, dtype: torch.dtype | None = None
-    ) -> Float8Tensor | QuantizedStorage:
+        self, tensor: torch.Tensor, *, out: QuantizedTensor | None = None, dtype: torch.dtype | None = None
+    ) -> QuantizedTensor | QuantizedStorage:
         """Quantize; gradients pass straight through to ``tensor``.
 
         Args:
@@ -133,7 +137,7 @@ class Quantizer(abc.ABC):
             dtype: nominal dtype of the result; None: that of ``tensor``.
 
         Returns:
-            A Float8Tensor with the copies of :meth:`get_usages`; a bare storage when ``internal``.
+            A QuantizedTensor with the copies of :meth:`get_usages`; a bare storage when ``internal``.
 
         Raises:
             ArgumentTypeError: not a plain tensor.
@@ -187,8 +191,8 @@ class Quantizer(abc.ABC):
         return self.columnwise_order if out is None else out.columnwise_order
 
     def update_quantized(
-        self, src: torch.Tensor, dst: Float8Tensor, *, noop_flag: torch.Tensor | None = None
-    ) -> Float8Tensor:
+        self, src: torch.Tensor, dst: QuantizedTensor, *, noop_flag: torch.Tensor | None = None
+    ) -> QuantizedTensor:
         """Quantize ``src`` into ``dst`` in place and return it.
 
         Args:
@@ -205,7 +209,7 @@ class Quantizer(abc.ABC):
             raise ArgumentTypeError(
                 f"{type(self).__name__}.update_quantized: dst",
                 got=f"a {type(dst).__name__}",
-                accepted="a Float8Tensor",
+                accepted="a QuantizedTensor",
                 todo="make one with make_empty(shape) or by quantizing",
             )
         if noop_flag is not None and self._is_set(noop_flag):
@@ -237,8 +241,8 @@ class Quantizer(abc.ABC):
         device: torch.device | str | None = None,
         requires_grad: bool = False,
         pin_memory: bool = False,
-    ) -> Float8Tensor:
-        """A quantized tensor of this format with uninitialised data and scale_inv 1.
+    ) -> QuantizedTensor:
+        """A quantized tensor of this format with uninitialised data and all scale_inv 1.
 
         Args:
             shape: logical shape.
@@ -261,8 +265,10 @@ class Quantizer(abc.ABC):
         )
         allocate = functools.partial(_allocate, pin_memory=pin_memory)
         storage = QuantizedStorage.empty(kind, tuple(shape), dtype, device, allocate)
-        storage.copy_to_read()[1].fill_(1.0)
-        return Float8Tensor(storage, quantizer=self, requires_grad=requires_grad)
+        for scale_inv in (storage.rowwise_scale_inv, storage.columnwise_scale_inv):
+            if scale_inv is not None:
+                scale_inv.fill_(_ONE[scale_inv.dtype])
+        return wrap(storage, quantizer=self, requires_grad=requires_grad)
 
     def set_usage(self, *, rowwise: bool | None = None, columnwise: bool | None = None) -> None:
         """Choose which copies :meth:`quantize` makes; None leaves a choice as it is.
@@ -286,6 +292,23 @@ class Quantizer(abc.ABC):
     def get_usages(self) -> dict[str, bool]:
         """The copies that :meth:`quantize` makes."""
         return {"rowwise": self.rowwise_usage, "columnwise": self.columnwise_usage}
+
+    @property
+    def delayed(self) -> bool:
+        """Whether the scale is given beforehand and amax is recorded on the way."""
+        return False
+
+    def ordered(self, order: ColumnwiseOrder) -> Quantizer:
+        """A quantizer with the same settings whose columnwise copies have this memory order; itself if they do.
+
+        Where a format has but one order, that stays.
+        """
+        order = order_of(self.mode, order)
+        if self.columnwise_order == order:
+            return self
+        made = self.copy()
+        made.columnwise_order = order
+        return made
 
     def copy(self) -> Quantizer:
         """A quantizer with the same settings; scale and amax tensors are shared, usages are not."""

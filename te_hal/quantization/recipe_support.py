@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from te_hal.dispatch import Backend
     from te_hal.quantization.linear_calls import Copies
+    from te_hal.quantization.operand_formats import OperandFormat
     from te_hal.recipe import Recipe
     from te_hal.schema.support import Kind
 
@@ -154,18 +155,15 @@ def _recipe_calls(
     def kind(role: str, wanted: Copies) -> Kind:
         return operand_kind(getattr(formats, role), wanted, order, dtype)
 
-    made = {
-        "input": kind("input", copies.input_made),
-        "weight": kind("weight", copies.weight_made),
-        "grad_output": kind("grad_output", copies.grad_made),
-    }
+    made = {"input": copies.input_made, "weight": copies.weight_made, "grad_output": copies.grad_made}
     for role in ("input", "weight", *["grad_output"] * backward):
-        of = getattr(formats, role)
-        yield cast_call(device, dtype, made[role], delayed=of.delayed)
-    yield gemm_call("fprop", device, made["input"], made["weight"], dtype)
+        of: OperandFormat = getattr(formats, role)
+        yield cast_call(device, dtype, of.kind(made[role], order), delayed=of.delayed)
+    yield gemm_call("fprop", device, kind("input", made["input"]), kind("weight", made["weight"]), dtype)
     if backward:
-        yield gemm_call("dgrad", device, made["grad_output"], kind("weight", copies.weight_kept), dtype)
-        yield gemm_call("wgrad", device, made["grad_output"], kind("input", copies.input_kept), dtype)
+        gradient = kind("grad_output", made["grad_output"])
+        yield gemm_call("dgrad", device, gradient, kind("weight", copies.weight_kept), dtype)
+        yield gemm_call("wgrad", device, gradient, kind("input", copies.input_kept), dtype)
     if backward and isinstance(recipe, DelayedScaling) and recipe.updates_by_op:
         kinds = {"amax_history": torch.float32, "scale": torch.float32, "reduced_amax": None}
         yield Call("update_delayed_scale", device, kinds, {"amax_compute_algo": recipe.amax_compute_algo})

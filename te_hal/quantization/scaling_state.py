@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 
 import te_hal.ops
-from te_hal.quantization.current_scaling_quantizer import Float8CurrentScalingQuantizer
 from te_hal.quantization.float8_quantizer import Float8Quantizer
+from te_hal.quantization.recipe_quantizers import STATELESS, make_quantizer
 from te_hal.quantization.updates import Rolling
-from te_hal.recipe import DelayedScaling, Float8CurrentScaling, Recipe
+from te_hal.recipe import DelayedScaling, Recipe
 from te_hal.schema.errors import ArgumentError, StateError, UnsupportedError
 from te_hal.schema.formats import FLOAT32_MAX
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from te_hal.quantization.quantizer import Quantizer
-    from te_hal.recipe import QParams
 
 #: Tensor roles by direction, in slot order; Transformer Engine's order.
 FORWARD_ROLES = ("input", "weight", "output")
@@ -188,50 +187,38 @@ def _largest_scaled(recipe: DelayedScaling, *, forward: bool) -> float:
     return recipe.element_format(forward=forward).max * 2.0**-recipe.margin
 
 
-class CurrentScalingState:
-    """What current scaling keeps between steps: nothing. Makes the quantizers of one module and direction."""
+class StatelessScalingState:
+    """What the other recipes keep between steps: nothing. Makes the quantizers of one module and direction."""
 
-    def __init__(self, recipe: Float8CurrentScaling, roles: Sequence[str], *, forward: bool) -> None:
+    def __init__(self, recipe: Recipe, roles: Sequence[str], *, forward: bool) -> None:
         self.recipe = recipe
         self.roles = tuple(roles)
         self.forward = forward
-        self.format = recipe.element_format(forward=forward)
 
-    def adapt(self, recipe: Float8CurrentScaling, device: torch.device) -> None:  # noqa: ARG002 - there is nothing to move
+    def adapt(self, recipe: Recipe, device: torch.device) -> None:  # noqa: ARG002 - there is nothing to move
         """Go over to another recipe."""
         self.recipe = recipe
-        self.format = recipe.element_format(forward=self.forward)
 
     def make_quantizers(self) -> list[Quantizer]:
         """One quantizer per slot, with the settings of its role."""
-        return [self._quantizer(self._qparams(role)) for role in self.roles]
-
-    def _qparams(self, role: str) -> QParams:
-        recipe = self.recipe
-        if not self.forward:
-            return recipe.fp8_quant_bwd_grad
-        return recipe.fp8_quant_fwd_weight if role == "weight" else recipe.fp8_quant_fwd_inp
-
-    def _quantizer(self, qparams: QParams) -> Quantizer:
-        return Float8CurrentScalingQuantizer(
-            self.format.dtype, force_pow_2_scales=qparams.power_2_scale, amax_epsilon=qparams.amax_epsilon
-        )
+        return [make_quantizer(self.recipe, role) for role in self.roles]
 
 
-ScalingState = DelayedScalingState | CurrentScalingState
+ScalingState = DelayedScalingState | StatelessScalingState
 
 
 def check_is_built(recipe: Recipe) -> None:
     """Refuse a recipe that has no scaling state here.
 
     Raises:
-        UnsupportedError: neither delayed nor current scaling, nor derived from one of them.
+        UnsupportedError: neither one of te_hal.recipe nor derived from one.
     """
-    if not isinstance(recipe, (DelayedScaling, Float8CurrentScaling)):
+    if not isinstance(recipe, (DelayedScaling, *STATELESS)):
         raise UnsupportedError(
             "autocast",
             got=f"recipe {type(recipe).__name__}",
-            accepted="DelayedScaling, Float8CurrentScaling and classes derived from them",
+            accepted=f"{', '.join(kind.__name__ for kind in (DelayedScaling, *STATELESS))} and classes derived from"
+            " them",
             todo="derive from one of these",
         )
 
@@ -245,4 +232,4 @@ def make_scaling_state(recipe: Recipe, roles: Sequence[str], *, forward: bool, d
     check_is_built(recipe)
     if isinstance(recipe, DelayedScaling):
         return DelayedScalingState(recipe, roles, forward=forward, device=device)
-    return CurrentScalingState(recipe, roles, forward=forward)  # type: ignore[arg-type] # the other one
+    return StatelessScalingState(recipe, roles, forward=forward)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from te_hal.quantization.float8_tensor import Float8Tensor
+from te_hal.quantization.quantized_tensor import QuantizedTensor, wrap
 
 if TYPE_CHECKING:
     from te_hal.quantization.quantizer import Quantizer
@@ -17,18 +17,18 @@ class _Quantize(torch.autograd.Function):
     """Wraps what ``tensor`` was quantized to; the gradient passes straight through."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, storage: QuantizedStorage, quantizer: Quantizer) -> Float8Tensor:  # noqa: ANN401
+    def forward(ctx: Any, tensor: torch.Tensor, storage: QuantizedStorage, quantizer: Quantizer) -> QuantizedTensor:  # noqa: ANN401
         ctx.dtype = tensor.dtype
-        return Float8Tensor(storage, quantizer=quantizer)
+        return wrap(storage, quantizer=quantizer)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # noqa: ANN401
-        plain = grad.dequantize() if isinstance(grad, Float8Tensor) else grad
+        plain = grad.dequantize() if isinstance(grad, QuantizedTensor) else grad
         return plain.to(ctx.dtype), None, None
 
 
-def quantize_straight_through(tensor: torch.Tensor, storage: QuantizedStorage, quantizer: Quantizer) -> Float8Tensor:
-    """A Float8Tensor over the storage that ``tensor`` was quantized to, with a gradient that ignores the rounding.
+def quantize_straight_through(tensor: torch.Tensor, storage: QuantizedStorage, quantizer: Quantizer) -> QuantizedTensor:
+    """A QuantizedTensor over the storage that ``tensor`` was quantized to, with a gradient that ignores the rounding.
 
     Args:
         tensor: where the gradient goes, in its own dtype.

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from te_hal.recipe.block_scaling import Float8BlockScaling
 from te_hal.recipe.current_scaling import Float8CurrentScaling
 from te_hal.recipe.delayed_scaling import DelayedScaling
 from te_hal.recipe.format import Format
+from te_hal.recipe.mtfp8_scaling import MTFP8BlockScaling
+from te_hal.recipe.mxfp8_scaling import MXFP8BlockScaling
 from te_hal.recipe.recipe import MMParams, QParams, Recipe
 from te_hal.schema.errors import NotBuiltError
 
-__all__ = ["DelayedScaling", "Float8CurrentScaling", "Format", "MMParams", "QParams", "Recipe"]
+__all__ = [
+    "DelayedScaling",
+    "Float8BlockScaling",
+    "Float8CurrentScaling",
+    "Format",
+    "MMParams",
+    "MTFP8BlockScaling",
+    "MXFP8BlockScaling",
+    "QParams",
+    "Recipe",
+]
 
 #: Transformer Engine's other recipes.
-_LATER = ("CustomRecipe", "Float8BlockScaling", "MXFP8BlockScaling", "NVFP4BlockScaling")
+_LATER = ("CustomRecipe", "NVFP4BlockScaling")
 
 
 def __getattr__(name: str) -> object:
@@ -19,7 +32,7 @@ def __getattr__(name: str) -> object:
         raise NotBuiltError(
             f"te_hal.recipe.{name}",
             got="a recipe that is not built yet",
-            accepted="DelayedScaling, Float8CurrentScaling",
+            accepted=", ".join(name for name in __all__ if name.endswith(("Scaling", "Recipe")) and name != "Recipe"),
             todo="docs/parity.md lists what is here; choose one of those",
         )
     msg = f"module 'te_hal.recipe' has no attribute {name!r}"

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from te_hal.recipe.format import Format
-from te_hal.recipe.recipe import MMParams, QParams, Recipe, check_format, check_is, check_number, refuse_attention
+from te_hal.recipe.recipe import MMParams, QParams, Recipe, check_format, check_is, refuse_attention
+from te_hal.recipe.role_settings import check_backward_override, check_gemms, check_qparams, derived_qparams
 from te_hal.schema.environment import ENVIRONMENT
-from te_hal.schema.errors import ArgumentError, UnsupportedError
 from te_hal.schema.formats import ElementFormat, ScalingMode
-
-_QPARAMS = ("fp8_quant_fwd_inp", "fp8_quant_fwd_weight", "fp8_quant_bwd_grad")
 
 
 @dataclass(repr=False)
@@ -24,7 +22,7 @@ class Float8CurrentScaling(Recipe):
         fp8_format: ``Format.HYBRID`` (E4M3 forward, E5M2 backward) or ``Format.E4M3``.
         fp8_gemm_fprop, fp8_gemm_dgrad, fp8_gemm_wgrad: see :class:`MMParams`.
         fp8_dpa, fp8_mha: FP8 attention; True is refused.
-        backward_override: None; the other values come with the remaining recipes.
+        backward_override: None; Transformer Engine's other values are refused by name.
         fp8_quant_fwd_inp, fp8_quant_fwd_weight, fp8_quant_bwd_grad: :class:`QParams` per role, derived from
             ``use_power_2_scales`` and assignable afterwards; assigning ``use_power_2_scales`` changes their
             ``power_2_scale`` and nothing else.
@@ -48,45 +46,16 @@ class Float8CurrentScaling(Recipe):
     def _assign(self, name: str, value: Any) -> None:  # noqa: ANN401 - validated below
         super()._assign(name, value)
         if name == "use_power_2_scales":
-            for qparams in _QPARAMS:
-                others = self.__dict__.get(qparams, QParams())
-                super()._assign(qparams, replace(others, power_2_scale=value))
+            for qparams, derived in derived_qparams(self, power_2_scale=value).items():
+                super()._assign(qparams, derived)
 
     def _validate(self) -> None:
         check_is(self, "use_power_2_scales", self.use_power_2_scales, bool)
         check_format(self, self.fp8_format)
         refuse_attention(self, fp8_dpa=self.fp8_dpa, fp8_mha=self.fp8_mha)
-        for name in ("fp8_gemm_fprop", "fp8_gemm_dgrad", "fp8_gemm_wgrad"):
-            check_is(self, name, getattr(self, name), MMParams)
-        for name in _QPARAMS:
-            self._check_qparams(name, getattr(self, name))
-        if self.backward_override not in (None, "high_precision", "dequantized"):
-            raise ArgumentError(
-                "Float8CurrentScaling.backward_override",
-                got=repr(self.backward_override),
-                accepted="None, 'high_precision', 'dequantized'",
-                todo="correct the field",
-            )
-        if self.backward_override is not None:
-            raise UnsupportedError(
-                "Float8CurrentScaling.backward_override",
-                got=repr(self.backward_override),
-                accepted="None in this version",
-                todo="leave it out; it comes with the remaining recipes",
-            )
-
-    def _check_qparams(self, name: str, qparams: QParams) -> None:
-        check_is(self, name, qparams, QParams)
-        check_is(self, f"{name}.power_2_scale", qparams.power_2_scale, bool)
-        check_number(self, f"{name}.amax_epsilon", qparams.amax_epsilon, (float, int), 0.0)
-        for extra in ("random_hadamard_transform", "stochastic_rounding", "fp4_2d_quantization"):
-            if getattr(qparams, extra) is not False:
-                raise ArgumentError(
-                    f"Float8CurrentScaling.{name}.{extra}",
-                    got=repr(getattr(qparams, extra)),
-                    accepted="False: it belongs to 4-bit recipes",
-                    todo="leave it out",
-                )
+        check_gemms(self)
+        check_qparams(self)
+        check_backward_override(self, self.backward_override)
 
     def element_format(self, *, forward: bool) -> ElementFormat:
         """The 8-bit code of one direction."""

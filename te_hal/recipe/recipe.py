@@ -131,6 +131,11 @@ class Recipe(abc.ABC):
         return cls.family == "float8_block_scaling"
 
     @classmethod
+    def mtfp8_block_scaling(cls) -> bool:
+        """Whether this is Moore Threads' block recipe."""
+        return cls.family == "mtfp8_block_scaling"
+
+    @classmethod
     def custom(cls) -> bool:
         """Whether quantizers come from the user's factory."""
         return cls.family == "custom"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+from te_hal.schema.block_scales import SQUARE_MODES
 from te_hal.schema.formats import ColumnwiseOrder, ScalingMode
 from te_hal.schema.support import SUPPORTED
 
@@ -43,7 +44,7 @@ ALONG_THE_SUM = {
 
 def reads_blocks_along_the_sum(layout: str, format: ElementFormat, mode: ScalingMode) -> GemmCopies:
     """The answer of a gemm that reads any memory order: rowwise copies where the others hold the same, else B5."""
-    if mode in (ScalingMode.TENSOR, ScalingMode.BLOCK_128X128):
+    if mode is ScalingMode.TENSOR or mode in SQUARE_MODES:
         return reads_rowwise(layout, format, mode)
     return ALONG_THE_SUM[layout]
 

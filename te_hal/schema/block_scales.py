@@ -1,4 +1,4 @@
-"""Where the scales of blocks lie: shape and dtype of scale_inv per scaling mode and copy (docs/numerics.md, B1 and M1).
+"""Where the scales of blocks lie: shape and dtype of scale_inv per mode and copy (docs/numerics.md, B1, M1, T1).
 
 A tensor ``[..., K]`` is seen as ``[M, K]``, a vector as one row. A block is ``down x along`` elements of it, those at
 the edges are shorter, and the factors of all blocks form a grid ``[ceil(M / down), ceil(K / along)]``. A scale_inv
@@ -45,10 +45,18 @@ _LAYOUTS = {
     ScalingMode.BLOCK_1X128: (_Scales(Block(1, 128), True, (1, 4)), _Scales(Block(128, 1), False, (1, 4))),
     ScalingMode.BLOCK_128X128: (_Scales(Block(128, 128), False, (1, 4)), _Scales(Block(128, 128), True, (1, 4))),
     ScalingMode.MXFP8: (_Scales(Block(1, 32), False, (128, 4)), _Scales(Block(32, 1), False, (4, 128))),
+    ScalingMode.MTFP8_1X128: (_Scales(Block(1, 128), False, (1, 1)), _Scales(Block(128, 1), False, (1, 1))),
+    ScalingMode.MTFP8_128X128: (_Scales(Block(128, 128), False, (1, 1)), _Scales(Block(128, 128), False, (1, 1))),
 }
 
-#: Modes in which every block has a factor of its own, found from its own amax.
-BLOCK_MODES = frozenset(_LAYOUTS)
+#: Moore Threads' modes: scales by a rule of their own, and columnwise copies in rowwise order.
+MTFP8_MODES = frozenset({ScalingMode.MTFP8_1X128, ScalingMode.MTFP8_128X128})
+
+#: Transformer Engine's modes in which every block has a factor of its own, found from its own amax.
+BLOCK_MODES = frozenset(_LAYOUTS) - MTFP8_MODES
+
+#: Modes in which both copies hold the same codes and factors.
+SQUARE_MODES = frozenset({ScalingMode.BLOCK_128X128, ScalingMode.MTFP8_128X128})
 
 
 def scale_dtype(mode: ScalingMode) -> torch.dtype:
@@ -57,7 +65,7 @@ def scale_dtype(mode: ScalingMode) -> torch.dtype:
 
 
 def block_of(mode: ScalingMode, *, rowwise: bool) -> Block:
-    """Which elements share a factor in a copy; for modes of BLOCK_MODES."""
+    """Which elements share a factor in a copy; for modes with blocks."""
     return _LAYOUTS[mode][0 if rowwise else 1].block
 
 
@@ -86,7 +94,7 @@ def scale_grid(scale_inv: torch.Tensor, mode: ScalingMode, shape: tuple[int, ...
 
     Args:
         scale_inv: of the shape that :func:`scale_shape` gives.
-        mode: one of BLOCK_MODES.
+        mode: one with blocks.
         shape: of the tensor.
         rowwise: which copy.
     """
@@ -123,6 +131,11 @@ def block_copy(storage: QuantizedStorage, *, rowwise: bool) -> BlockCopy:
     turned = not rowwise and kind.order is ColumnwiseOrder.TRANSPOSED and len(storage.shape) > 1
     grid = scale_grid(scale_inv, kind.mode, storage.shape, rowwise=rowwise)  # type: ignore[arg-type] # comes with its codes
     return BlockCopy(codes, rowwise, turned, block_of(kind.mode, rowwise=rowwise), grid)  # type: ignore[arg-type] # there is a copy
+
+
+def order_of(mode: ScalingMode, order: ColumnwiseOrder) -> ColumnwiseOrder:
+    """The memory order of a columnwise copy for a backend that reads ``order``: MTFP8 has but one (T1)."""
+    return ColumnwiseOrder.SAME if mode in MTFP8_MODES else order
 
 
 def rows_and_cols(shape: tuple[int, ...]) -> tuple[int, int]:

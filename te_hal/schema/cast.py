@@ -9,6 +9,12 @@ from te_hal.schema.op import REQUIRED, Contract, Family, Flag, FlagType, Operand
 
 _FP32 = (torch.float32,)
 
+#: Of every op that casts by blocks.
+MTFP8_ORDER = Rule(
+    "not columnwise or columnwise_order == 'same' or mode not in ('mtfp8_1x128', 'mtfp8_128x128')",
+    "in modes 'mtfp8_1x128' and 'mtfp8_128x128' a columnwise copy lies in rowwise order: columnwise_order='same'",
+)
+
 QUANTIZE = OpSchema(
     name="quantize",
     family=Family.CAST,
@@ -52,6 +58,7 @@ QUANTIZE = OpSchema(
     outputs=(Output("output", "*input", "dtype", "storage with the asked copies; `out` itself where given"),),
     rules=(
         Rule("rowwise or columnwise", "at least one of rowwise and columnwise must be asked for"),
+        MTFP8_ORDER,
         Rule(
             "scale is not None or mode != 'tensor'",
             "per-tensor scaling needs `scale`, an fp32 tensor of one element",
@@ -74,7 +81,7 @@ QUANTIZE = OpSchema(
         ),
     ),
     contract=Contract(
-        ("C1", "C2", "C3", "C4", "C5", "A1", "B1", "B2", "B3", "M1", "M2"),
+        ("C1", "C2", "C3", "C4", "C5", "A1", "B1", "B2", "B3", "M1", "M2", "T1", "T2"),
         "every step is a single IEEE operation",
         exact=True,
     ),
@@ -98,7 +105,7 @@ DEQUANTIZE = OpSchema(
     ),
     outputs=(Output("output", "*input", "out_dtype|input", "plain tensor, shape of input"),),
     contract=Contract(
-        ("C6", "B4", "M3"), "decode is exact, the product and the rounding are single IEEE operations", exact=True
+        ("C6", "B4", "M3", "T3"), "decode is exact, the product and the rounding are single IEEE operations", exact=True
     ),
 )
 

@@ -39,6 +39,11 @@ TABLE = (
         "flag",
         "default of recipe.Float8CurrentScaling.use_power_2_scales",
     ),
+    Variable(
+        "TE_HAL_FP8_BLOCK_SCALING_FP32_SCALES",
+        "flag",
+        "default of recipe.Float8BlockScaling.use_f32_scales",
+    ),
     Variable("TE_HAL_LIBRARY_PATH", "folders", "where kernel libraries (libte_hal_<backend>.so) are looked for first"),
     Variable(
         "TE_HAL_EMULATOR", "name", 'how the emulated device behaves, "threads=2,wave=128,seed=7"; the library reads it'
@@ -53,6 +58,7 @@ class Environment:
     backend: str | None = None
     fallback: tuple[str, ...] = ()
     fp8_current_scaling_power_2_scales: bool = False
+    fp8_block_scaling_fp32_scales: bool = False
     library_path: tuple[str, ...] = ()
     emulator: str | None = None
     unknown: tuple[str, ...] = ()

@@ -94,6 +94,8 @@ class ScalingMode(str, enum.Enum):
     BLOCK_128X128 = "block_128x128"
     MXFP8 = "mxfp8"
     NVFP4 = "nvfp4"
+    MTFP8_1X128 = "mtfp8_1x128"
+    MTFP8_128X128 = "mtfp8_128x128"
 
     __hash__ = str.__hash__  # Enum's own hash is a Python call, and these stand in every memo key
 

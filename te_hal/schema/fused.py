@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from te_hal.schema import activation, norm
+from te_hal.schema.cast import MTFP8_ORDER
 from te_hal.schema.formats import E4M3, E5M2, FLOAT32_MAX, FLOATS, FP8_DTYPES, ColumnwiseOrder, ScalingMode
 from te_hal.schema.op import (
     REQUIRED,
@@ -55,6 +56,7 @@ _ANY_COPY = Rule("rowwise or columnwise", "at least one of rowwise and columnwis
 _EPSILON = Rule(f"0 <= amax_epsilon <= {FLOAT32_MAX!r}", "amax_epsilon must be a number from 0 to fp32's largest")
 _CAST_RULES = (
     _ANY_COPY,
+    MTFP8_ORDER,
     _EPSILON,
     Rule("scale is None or mode == 'tensor'", "`scale` goes with per-tensor scaling (mode 'tensor')"),
     Rule("amax is None or scale is not None", "`amax` records where `scale` is given; without it nothing is recorded"),

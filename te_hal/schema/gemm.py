@@ -117,6 +117,7 @@ _PAIRED = (
     frozenset({ScalingMode.BLOCK_1X128, ScalingMode.BLOCK_128X128}),
     frozenset({ScalingMode.MXFP8}),
     frozenset({ScalingMode.NVFP4}),
+    frozenset({ScalingMode.MTFP8_1X128, ScalingMode.MTFP8_128X128}),
 )
 
 

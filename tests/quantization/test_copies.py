@@ -8,8 +8,9 @@ import itertools
 import pytest
 import torch
 
+import te_hal.ops
 from te_hal.quantization.copies import with_copies
-from te_hal.schema.block_scales import BLOCK_MODES
+from te_hal.schema.block_scales import BLOCK_MODES, MTFP8_MODES, SQUARE_MODES, scale_grid
 from te_hal.schema.errors import UnsupportedError
 from te_hal.schema.formats import E5M2, ColumnwiseOrder, ScalingMode
 from te_hal.schema.storage import QuantizedStorage, StorageKind
@@ -98,10 +99,26 @@ def test_a_same_order_copy_costs_no_memory():
     assert made.columnwise_data is made.rowwise_data
 
 
-@pytest.mark.parametrize("mode", sorted(BLOCK_MODES))
+@pytest.mark.parametrize("mode", sorted((BLOCK_MODES | MTFP8_MODES) - SQUARE_MODES))
 def test_copies_with_scales_of_their_own_are_not_derived(mode):
     kind = StorageKind.of(E5M2, mode, rowwise=True, columnwise=False, order=ORDERS[0])
     before = QuantizedStorage.empty(kind, (3, 5), torch.bfloat16, "cpu")
     assert with_copies(before, rowwise=True, columnwise=False, order=ORDERS[0]) is before
     with pytest.raises(UnsupportedError, match=f"{mode.value}.*quantize again"):
         with_copies(before, rowwise=True, columnwise=True, order=ORDERS[0])
+
+
+@pytest.mark.parametrize("shape", [(300, 140), (2, 70, 260)], ids=str)
+@pytest.mark.parametrize("rowwise", [True, False])
+def test_a_copy_of_square_blocks_follows_from_the_other_byte_for_byte(rowwise, shape):
+    x = torch.randn(shape, dtype=torch.bfloat16)
+    settings = {"dtype": torch.float8_e4m3fn, "mode": ScalingMode.BLOCK_128X128}
+    one = te_hal.ops.quantize(x, **settings, rowwise=rowwise, columnwise=not rowwise)
+    both = te_hal.ops.quantize(x, **settings, rowwise=True, columnwise=True)
+    found = with_copies(one, rowwise=True, columnwise=True, order=one.columnwise_order)
+    assert found.kind is both.kind
+    assert torch.equal(found.rowwise_data, both.rowwise_data)
+    assert torch.equal(found.columnwise_data, both.columnwise_data)
+    for copy, name in ((True, "rowwise_scale_inv"), (False, "columnwise_scale_inv")):
+        grids = [scale_grid(getattr(made, name), made.mode, shape, rowwise=copy) for made in (found, both)]
+        assert torch.equal(*grids)

@@ -12,7 +12,7 @@ from float8_tensors import E4M3, E5M2, quantized, quantizer
 
 import te_hal
 import te_hal.modules as te
-from te_hal.quantization.float8_tensor import rebuild_float8_tensor
+from te_hal.quantization.quantized_tensor import rebuild_quantized_tensor
 from te_hal.schema import formats
 from te_hal.schema.errors import StateError
 from te_hal.schema.storage import StorageKind
@@ -84,9 +84,9 @@ def test_a_loaded_tensor_has_no_quantizer_and_says_so(remake):
 
 def test_weights_only_loading_works_once_the_function_is_allowed():
     q = quantized(4, 8)
-    with pytest.raises(pickle.UnpicklingError, match="rebuild_float8_tensor"):
+    with pytest.raises(pickle.UnpicklingError, match="rebuild_quantized_tensor"):
         through_file(q, weights_only=True)
-    with torch.serialization.safe_globals([rebuild_float8_tensor]):
+    with torch.serialization.safe_globals([rebuild_quantized_tensor]):
         made = through_file(q, weights_only=True)
     assert torch.equal(made._data, q._data)
     assert torch.equal(made._transpose, q._transpose)

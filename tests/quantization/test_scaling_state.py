@@ -13,8 +13,8 @@ import te_hal.modules as te
 from te_hal.quantization.scaling_state import (
     BACKWARD_ROLES,
     FORWARD_ROLES,
-    CurrentScalingState,
     DelayedScalingState,
+    StatelessScalingState,
     make_scaling_state,
 )
 from te_hal.recipe import DelayedScaling, Float8CurrentScaling, Format, Recipe
@@ -295,7 +295,7 @@ def test_an_error_in_a_callable_comes_out_of_autocast_and_leaves_it():
 def test_current_scaling_keeps_nothing_and_gives_each_role_its_settings():
     chosen = Float8CurrentScaling(use_power_2_scales=True)
     made = make_scaling_state(chosen, FORWARD_ROLES, forward=True, device=CPU)
-    assert isinstance(made, CurrentScalingState)
+    assert isinstance(made, StatelessScalingState)
     assert not hasattr(made, "update")
     assert [q.force_pow_2_scales for q in made.make_quantizers()] == [True] * 3
 

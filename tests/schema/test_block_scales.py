@@ -12,7 +12,7 @@ from te_hal.schema.errors import ArgumentError, UnsupportedError
 from te_hal.schema.formats import E4M3, ColumnwiseOrder, ScalingMode
 from te_hal.schema.storage import QuantizedStorage, StorageKind
 
-TENSOR, ROW, SQUARE, MX, NV = ScalingMode
+TENSOR, ROW, SQUARE, MX, NV, *MTFP8 = ScalingMode
 
 #: Rowwise and columnwise scale_inv of each mode, as docs/numerics.md (B1, M1) has them, written out.
 SHAPES: dict[tuple[ScalingMode, tuple[int, ...]], tuple[tuple[int, int], tuple[int, int]]] = {

@@ -216,6 +216,7 @@ def test_operands_on_two_devices_are_refused_naming_both(schema: OpSchema, varia
 RULES = {
     "no_copy": ("quantize", None, {"rowwise": False, "columnwise": False}, "at least one of rowwise"),
     "no_scale": ("quantize", None, {"scale": None}, "per-tensor scaling needs `scale`"),
+    "mtfp8_transposed": ("quantize", None, {"mode": "mtfp8_1x128", "columnwise": True}, "lies in rowwise order"),
     "a_scale_for_blocks": ("quantize", None, {"mode": "mxfp8"}, "go with per-tensor scaling"),
     "a_floor_below_a_given_scale": ("quantize", None, {"amax_epsilon": 1e-9}, "go with modes 'block_1x128' and"),
     "a_given_scale_to_round": ("quantize", None, {"power_of_2": True}, "go with modes 'block_1x128' and"),
@@ -289,6 +290,7 @@ for _op, _variant in {
 }.items():
     RULES |= {
         f"{_op}_no_copy": (_op, _variant, {"rowwise": False}, "at least one of rowwise"),
+        f"{_op}_mtfp8": (_op, _variant, {"mode": "mtfp8_128x128", "columnwise": True}, "lies in rowwise order"),
         f"{_op}_amax_epsilon": (_op, _variant, {"amax_epsilon": float("inf")}, "amax_epsilon must be"),
         f"{_op}_scale_of_blocks": (_op, _variant, {"scale": torch.ones(1), "mode": "block_1x128"}, "`scale` goes with"),
         f"{_op}_amax_alone": (_op, _variant, {"amax": torch.ones(1)}, "`amax` records where"),

@@ -1,4 +1,4 @@
-"""What torch's operations do with a Float8Tensor; the rules stand in that class's docstring."""
+"""What torch's operations do with a QuantizedTensor; the rules stand in that class's docstring."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ import torch
 from torch.utils import _pytree as pytree
 
 import te_hal.ops
-from te_hal.schema.formats import FLOATS
+from te_hal.schema.errors import ArgumentError
+from te_hal.schema.formats import FLOATS, ScalingMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from te_hal.quantization.float8_tensor import Float8Tensor
+    from te_hal.quantization.quantized_tensor import QuantizedTensor
     from te_hal.schema.storage import QuantizedStorage
 
 _aten = torch.ops.aten
 
 
-def run(kind: type[Float8Tensor], func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever the torch operation returns
-    """Run a torch operation that has Float8Tensors among its arguments.
+def run(kind: type[QuantizedTensor], func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever the torch operation returns
+    """Run a torch operation that has QuantizedTensors among its arguments.
 
     Args:
-        kind: the class Float8Tensor.
+        kind: the class QuantizedTensor.
         func: the operation.
         args: its positional arguments.
         kwargs: its keyword arguments.
 
     Returns:
-        A Float8Tensor or a plain tensor, by operation.
+        A QuantizedTensor or a plain tensor, by operation.
     """
     kept = _KEPT.get(func)
     if kept is not None:
@@ -42,16 +43,18 @@ def run(kind: type[Float8Tensor], func: Callable[..., Any], args: tuple[Any, ...
     return func(*plain_args, **plain_kwargs)
 
 
-def _plain(tensor: Float8Tensor) -> torch.Tensor:
+def _plain(tensor: QuantizedTensor) -> torch.Tensor:
     return te_hal.ops.dequantize(tensor.quantized_storage)
 
 
-def _in_place(kind: type[Float8Tensor], func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
-    """Dequantize, run, and quantize what was written back into its Float8Tensor."""
+def _in_place(
+    kind: type[QuantizedTensor], func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:  # noqa: ANN401
+    """Dequantize, run, and quantize what was written back into its QuantizedTensor."""
     schema = func._schema  # type: ignore[attr-defined] # noqa: SLF001
     plain_of: dict[int, torch.Tensor] = {}
 
-    def plain(tensor: Float8Tensor) -> torch.Tensor:
+    def plain(tensor: QuantizedTensor) -> torch.Tensor:
         return plain_of.setdefault(id(tensor), _plain(tensor))
 
     given = [*zip(schema.arguments, args, strict=False)]
@@ -69,42 +72,52 @@ def _in_place(kind: type[Float8Tensor], func: Callable[..., Any], args: tuple[An
     return pytree.tree_map_only(torch.Tensor, lambda t: originals.get(id(t), t), result)
 
 
-def _is_quantized(tensor: torch.Tensor) -> TypeGuard[Float8Tensor]:
+def _is_quantized(tensor: torch.Tensor) -> TypeGuard[QuantizedTensor]:
     return hasattr(tensor, "quantized_storage")
 
 
-def _rewrapped(tensor: Float8Tensor, storage: QuantizedStorage) -> Float8Tensor:
+def _rewrapped(tensor: QuantizedTensor, storage: QuantizedStorage) -> QuantizedTensor:
     whole = storage.kind is tensor.quantized_storage.kind
     # Writing to a view that leaves a copy out would leave the copies of what it views at odds.
     return type(tensor)(storage, quantizer=tensor._quantizer if whole else None)  # noqa: SLF001
 
 
-def _map_buffers(tensor: Float8Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> Float8Tensor:
+def _map_buffers(tensor: QuantizedTensor, function: Callable[[torch.Tensor], torch.Tensor]) -> QuantizedTensor:
     storage = tensor.quantized_storage
     buffers = tuple(None if t is None else function(t) for t in storage.tensors())
     return _rewrapped(tensor, storage.with_tensors(buffers))
 
 
-def _detach(tensor: Float8Tensor) -> Float8Tensor:
+def _detach(tensor: QuantizedTensor) -> QuantizedTensor:
     return _rewrapped(tensor, tensor.quantized_storage)
 
 
-def _clone(tensor: Float8Tensor, *, memory_format: torch.memory_format | None = None) -> Any:  # noqa: ANN401
+def _clone(tensor: QuantizedTensor, *, memory_format: torch.memory_format | None = None) -> Any:  # noqa: ANN401
     if memory_format not in (None, torch.preserve_format, torch.contiguous_format):
         return NotImplemented
     return _map_buffers(tensor, torch.clone)
 
 
-def _view(tensor: Float8Tensor, size: Sequence[int]) -> Any:  # noqa: ANN401
+def _view(tensor: QuantizedTensor, size: Sequence[int]) -> Any:  # noqa: ANN401
     """A view of the rowwise copy; a transposed one goes along where the last dimension stays."""
     storage = tensor.quantized_storage
+    if storage.mode is not ScalingMode.TENSOR:
+        return _view_of_blocks(tensor, size)
     if storage.rowwise_data is None:
         return NotImplemented
     viewed = storage.rowwise_data.view(size)  # errors of size and stride are torch's own
     return _rewrapped(tensor, storage.view(tuple(viewed.shape)))
 
 
-def _to_copy(tensor: Float8Tensor, **kwargs: Any) -> Any:  # noqa: ANN401
+def _view_of_blocks(tensor: QuantizedTensor, size: Sequence[int]) -> Any:  # noqa: ANN401
+    """A view of both copies where the last dimension stays, as scales belong to rows and columns; else a plain copy."""
+    try:
+        return _rewrapped(tensor, tensor.quantized_storage.view(tuple(size)))
+    except ArgumentError:
+        return NotImplemented
+
+
+def _to_copy(tensor: QuantizedTensor, **kwargs: Any) -> Any:  # noqa: ANN401
     """Another nominal dtype or device; anything else a plain tensor would get (layout, memory format) is not kept."""
     dtype = kwargs.pop("dtype", None)
     device = kwargs.pop("device", None)

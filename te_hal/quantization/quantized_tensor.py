@@ -1,0 +1,324 @@
+"""QuantizedTensor: a quantized storage as a ``torch.Tensor``, for users and for values that leave a module."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
+
+import torch
+
+import te_hal.ops
+from te_hal.quantization import quantized_operations
+from te_hal.quantization.copies import with_copies
+from te_hal.schema.block_scales import block_copy, rows_and_cols
+from te_hal.schema.errors import ArgumentError, StateError
+from te_hal.schema.formats import FORMATS, ColumnwiseOrder, ScalingMode
+from te_hal.schema.storage import QuantizedStorage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from te_hal.quantization.quantizer import Quantizer
+    from te_hal.schema.formats import DType
+
+
+class QuantizedTensor(torch.Tensor):
+    """A quantized tensor with the nominal dtype, shape and device of what it stands for; a class per kind of scales.
+
+    Torch operations that a format defines keep it quantized: ``detach``, ``clone``, ``view``/``reshape`` (with scales
+    per block only where the last dimension stays), ``.to`` of another nominal dtype or device, and ``copy_`` into it:
+    bytes from a tensor of the same shape and kind, quantizing from any other. Other in-place operations, assignment
+    to an index among them, dequantize, compute and quantize back. Everything else dequantizes its operands and
+    returns a plain tensor: ``q.t()`` and ``q[0]`` are copies, and writing to them does not change ``q``.
+
+    A deep copy shares nothing. So does a pickle, which holds the bytes but no quantizer, so that what is loaded
+    refuses in-place operations. ``torch.load(weights_only=True)`` needs
+    ``torch.serialization.safe_globals([rebuild_quantized_tensor])`` from this file.
+
+    Args:
+        storage: the data; shared, not copied.
+        quantizer: used by in-place operations; None refuses them.
+        requires_grad: as for any tensor.
+
+    Attributes:
+        quantized_storage: the storage that modules and ops work with.
+    """
+
+    quantized_storage: QuantizedStorage
+    _quantizer: Quantizer | None
+
+    #: Scaling modes of the class; none: those of no other class.
+    modes: ClassVar[frozenset[ScalingMode]] = frozenset()
+
+    def __new__(  # noqa: PYI034 - typing.Self needs Python 3.11
+        cls,
+        storage: QuantizedStorage,
+        *,
+        quantizer: Quantizer | None = None,
+        requires_grad: bool = False,
+    ) -> QuantizedTensor:
+        """Wrap a storage; see the class.
+
+        Raises:
+            ArgumentError: a storage of a scaling mode that belongs to another class.
+        """
+        if storage.mode not in cls.modes:
+            raise ArgumentError(
+                cls.__name__,
+                got=repr(storage),
+                accepted=f"scaling mode {', '.join(sorted(mode.value for mode in cls.modes)) or '(none)'}",
+                todo="wrap it by te_hal.quantization.quantized_tensor.wrap, which knows the class of every mode",
+            )
+        made: QuantizedTensor = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001 - torch's documented way
+            cls, storage.shape, dtype=storage.dtype, device=storage.device, requires_grad=requires_grad
+        )
+        made.quantized_storage = storage
+        made._quantizer = quantizer
+        return made
+
+    @property
+    def _rowwise_data(self) -> torch.Tensor | None:
+        return self.quantized_storage.rowwise_data
+
+    @property
+    def _columnwise_data(self) -> torch.Tensor | None:
+        return self.quantized_storage.columnwise_data
+
+    @property
+    def _rowwise_scale_inv(self) -> torch.Tensor | None:
+        return self.quantized_storage.rowwise_scale_inv
+
+    @property
+    def _columnwise_scale_inv(self) -> torch.Tensor | None:
+        return self.quantized_storage.columnwise_scale_inv
+
+    @property
+    def _fp8_dtype(self) -> DType:
+        return self.quantized_storage.format.code
+
+    def dequantize(self, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The plain values, in ``dtype`` or the nominal dtype; gradients pass straight through."""
+        return _Dequantize.apply(self, dtype or self.dtype)  # type: ignore[no-any-return,no-untyped-call]
+
+    def quantize_(self, tensor: torch.Tensor, *, noop_flag: torch.Tensor | None = None) -> QuantizedTensor:
+        """Quantize ``tensor`` into this one, in place, with the quantizer this one was made by.
+
+        Raises:
+            StateError: this tensor has no quantizer.
+        """
+        return self._own_quantizer().update_quantized(tensor, self, noop_flag=noop_flag)
+
+    def get_usages(self) -> dict[str, bool]:
+        """The copies that are there."""
+        kind = self.quantized_storage.kind
+        return {"rowwise": kind.rowwise, "columnwise": kind.columnwise}
+
+    def update_usage(self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None) -> None:
+        """Make or drop copies in place; the other is kept as it is where its argument is None.
+
+        Args:
+            rowwise_usage: True: make the rowwise copy if it is not there. False: drop it.
+            columnwise_usage: the same for the columnwise copy.
+
+        Raises:
+            ArgumentError: an argument is no bool, or no copy would be left.
+            UnsupportedError: a copy is missing that does not follow from the other without rounding again.
+        """
+        wanted = self.get_usages()
+        for name, usage in (("rowwise", rowwise_usage), ("columnwise", columnwise_usage)):
+            if usage is not None and not isinstance(usage, bool):
+                raise ArgumentError(
+                    f"{type(self).__name__}.update_usage: {name}_usage",
+                    got=repr(usage),
+                    accepted="True, False, None",
+                    todo="pass a bool, or None to leave it as it is",
+                )
+            wanted[name] = wanted[name] if usage is None else usage
+        storage = self.quantized_storage
+        order = storage.columnwise_order
+        if not storage.kind.columnwise and self._quantizer is not None:
+            order = self._quantizer.columnwise_order
+        self.quantized_storage = with_copies(storage, **wanted, order=order).keep(**wanted)
+
+    def _own_quantizer(self) -> Quantizer:
+        if self._quantizer is None:
+            raise StateError(
+                f"{type(self).__name__}: in-place operation",
+                got="a tensor without a quantizer (loaded, or a view that leaves the columnwise copy out)",
+                accepted="one made by a quantizer",
+                todo="quantize anew, or write to the tensor that the view is of",
+            )
+        return self._quantizer
+
+    @property
+    def data(self) -> QuantizedTensor:
+        """This tensor without autograd. Assigning one of its class takes it over whole, anything else is quantized.
+
+        Raises:
+            StateError: assigning a plain tensor to one that has no quantizer.
+            ArgumentError: assigning a plain tensor of another shape, or of a dtype that is not quantized.
+        """
+        return self.detach()  # type: ignore[return-value] # kept quantized
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        if isinstance(value, QuantizedTensor):
+            torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined] # dtype, shape and device
+            self.quantized_storage = value.quantized_storage
+        else:
+            self.quantize_(value)
+
+    def __setitem__(self, index: Any, value: Any) -> None:  # noqa: ANN401 - what torch takes
+        """Dequantize, assign, and quantize back.
+
+        Raises:
+            StateError: this tensor has no quantizer, or autograd would have to follow.
+        """
+        self._own_quantizer()
+        follows = self.requires_grad or (isinstance(value, torch.Tensor) and value.requires_grad)
+        if follows and torch.is_grad_enabled():
+            raise StateError(
+                f"{type(self).__name__}: assignment to an index",
+                got="a tensor that requires a gradient",
+                accepted="tensors that autograd does not follow",
+                todo="assign under torch.no_grad(), or build the values before quantizing them",
+            )
+        plain = te_hal.ops.dequantize(self.quantized_storage)
+        plain[index] = value
+        self.quantize_(plain)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedTensor:
+        """A leaf with copied bytes, quantizer and attributes.
+
+        Raises:
+            StateError: the result of a computation that autograd follows; torch copies none of these.
+        """
+        if id(self) in memo:
+            return memo[id(self)]  # type: ignore[no-any-return]
+        if not self.is_leaf:
+            raise StateError(
+                f"{type(self).__name__}: deepcopy",
+                got="a tensor with a gradient function",
+                accepted="a leaf, as for any tensor",
+                todo="copy its detach()",
+            )
+        buffers = tuple(copy.deepcopy(buffer, memo) for buffer in self.quantized_storage.tensors())
+        made = memo[id(self)] = type(self)(
+            self.quantized_storage.with_tensors(buffers),
+            quantizer=copy.deepcopy(self._quantizer, memo),
+            requires_grad=self.requires_grad,
+        )
+        made.__dict__.update(copy.deepcopy(self._attributes(), memo))
+        if self.grad is not None:
+            made.grad = copy.deepcopy(self.grad, memo)
+        return made
+
+    def __reduce_ex__(self, _protocol: SupportsIndex) -> tuple[Any, ...]:
+        storage = self.quantized_storage
+        arguments = (
+            *(storage.format.name, storage.mode.value, storage.shape, storage.dtype),
+            *(storage.tensors(), storage.columnwise_order.value, self.requires_grad, self._attributes()),
+        )
+        return rebuild_quantized_tensor, arguments
+
+    def _attributes(self) -> dict[str, Any]:
+        """What others have put on this tensor."""
+        return {name: value for name, value in self.__dict__.items() if name not in QuantizedTensor.__annotations__}
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override] # noqa: ANN401 - torch's stub hides the name
+        storage = self.quantized_storage
+        scale_inv = storage.copy_to_read()[1]
+        shown = scale_inv if scale_inv.numel() == 1 else f"{scale_inv.dtype} of shape {tuple(scale_inv.shape)}"
+        facts = [f"{storage.kind!r}", f"dtype={storage.dtype}", f"scale_inv={shown}"]
+        facts += [f"requires_grad={self.requires_grad}"] * self.requires_grad
+        return f"{type(self).__name__}({_values_to_show(storage)}, {', '.join(facts)})"
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override] # torch's stub leaves `cls, func` out
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[Any, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - whatever the torch operation returns
+        return quantized_operations.run(QuantizedTensor, func, args, dict(kwargs or {}))
+
+
+def wrap(
+    storage: QuantizedStorage, *, quantizer: Quantizer | None = None, requires_grad: bool = False
+) -> QuantizedTensor:
+    """The tensor over a storage, of the class that its scaling mode has; arguments as of QuantizedTensor."""
+    return tensor_class(storage.mode)(storage, quantizer=quantizer, requires_grad=requires_grad)
+
+
+def tensor_class(mode: ScalingMode) -> type[QuantizedTensor]:
+    """The class of tensors with a scaling mode.
+
+    Raises:
+        ArgumentError: there is none yet.
+    """
+    for known in QuantizedTensor.__subclasses__():
+        if mode in known.modes:
+            return known
+    raise ArgumentError(
+        "QuantizedTensor", got=f"scaling mode {mode.value!r}", accepted="one that is built", todo="dequantize it first"
+    )
+
+
+def rebuild_quantized_tensor(
+    format: str,
+    mode: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    buffers: tuple[torch.Tensor | None, ...],
+    columnwise_order: str,
+    requires_grad: bool,
+    attributes: dict[str, Any],
+) -> QuantizedTensor:
+    """What a pickle calls: a quantized tensor over these buffers, without a quantizer."""
+    row, row_scale, column, column_scale = buffers
+    storage = QuantizedStorage(
+        format=FORMATS[format],
+        mode=ScalingMode(mode),
+        shape=tuple(shape),
+        dtype=dtype,
+        rowwise_data=row,
+        rowwise_scale_inv=row_scale,
+        columnwise_data=column,
+        columnwise_scale_inv=column_scale,
+        columnwise_order=ColumnwiseOrder(columnwise_order),
+    )
+    made = wrap(storage, requires_grad=requires_grad)
+    made.__dict__.update(attributes)
+    return made
+
+
+def _values_to_show(storage: QuantizedStorage) -> torch.Tensor | str:
+    """By torch alone: printing works where no backend does."""
+    codes, scale_inv, transposed = storage.copy_to_read()
+    if codes.is_meta:
+        return f"shape={storage.shape}, device={storage.device}"
+    if transposed:
+        codes = codes.movedim(0, -1)
+    values = codes.cpu().contiguous().view(storage.format.dtype).to(torch.float32)
+    if storage.mode is ScalingMode.TENSOR:
+        return (values * scale_inv.cpu()).to(storage.dtype)
+    rows, cols = rows_and_cols(storage.shape)
+    copy = block_copy(storage, rowwise=True)
+    grid = copy.grid.cpu()
+    if grid.dtype == torch.uint8:  # E8M0
+        grid = torch.exp2(grid.to(torch.float32) - 127).masked_fill(grid == 0xFF, torch.nan)  # noqa: PLR2004 - its NaN
+    factors = grid.repeat_interleave(copy.block.down, 0)[:rows].repeat_interleave(copy.block.along, 1)[:, :cols]
+    return (values * factors.reshape(values.shape)).to(storage.dtype)
+
+
+class _Dequantize(torch.autograd.Function):
+    """Back to plain values; the gradient passes through."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: QuantizedTensor, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401, ARG004
+        return te_hal.ops.dequantize(tensor.quantized_storage, out_dtype=dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401, ARG004
+        return grad, None

@@ -1,0 +1,94 @@
+"""Settings per role that recipes share: scales (QParams) and products (MMParams)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from te_hal.recipe.recipe import MMParams, QParams, check_is, check_number
+from te_hal.schema.errors import ArgumentError, UnsupportedError
+
+if TYPE_CHECKING:
+    from te_hal.recipe.recipe import Recipe
+
+_QPARAMS = ("fp8_quant_fwd_inp", "fp8_quant_fwd_weight", "fp8_quant_bwd_grad")
+_GEMMS = ("fp8_gemm_fprop", "fp8_gemm_dgrad", "fp8_gemm_wgrad")
+_OVERRIDES = (None, "high_precision", "dequantized")
+
+
+def derived_qparams(recipe: Recipe, *, power_2_scale: bool) -> dict[str, QParams]:
+    """The QParams fields of a recipe with another ``power_2_scale``, everything else as it is."""
+    return {name: replace(recipe.__dict__.get(name, QParams()), power_2_scale=power_2_scale) for name in _QPARAMS}
+
+
+def qparams_of(recipe: Recipe, role: str) -> QParams:
+    """The settings of a role: those of gradients, of the weight, or of input and output."""
+    if role.startswith("grad"):
+        name = "fp8_quant_bwd_grad"
+    else:
+        name = "fp8_quant_fwd_weight" if role == "weight" else "fp8_quant_fwd_inp"
+    qparams: QParams = getattr(recipe, name)
+    return qparams
+
+
+def check_qparams(recipe: Recipe) -> None:
+    """Refuse settings of scales that are no QParams, or ask for what belongs to 4-bit recipes.
+
+    Raises:
+        ArgumentError: names the field.
+    """
+    for name in _QPARAMS:
+        qparams = getattr(recipe, name)
+        check_is(recipe, name, qparams, QParams)
+        check_is(recipe, f"{name}.power_2_scale", qparams.power_2_scale, bool)
+        check_number(recipe, f"{name}.amax_epsilon", qparams.amax_epsilon, (float, int), 0.0)
+        for extra in ("random_hadamard_transform", "stochastic_rounding", "fp4_2d_quantization"):
+            if getattr(qparams, extra) is not False:
+                raise ArgumentError(
+                    f"{type(recipe).__name__}.{name}.{extra}",
+                    got=repr(getattr(qparams, extra)),
+                    accepted="False: it belongs to 4-bit recipes",
+                    todo="leave it out",
+                )
+
+
+def check_gemms(recipe: Recipe, *, split_accumulator: bool = False) -> None:
+    """Refuse settings of products that are no MMParams.
+
+    Args:
+        recipe: to check.
+        split_accumulator: refuse also those without ``use_split_accumulator``.
+
+    Raises:
+        ArgumentError: names the field.
+    """
+    for name in _GEMMS:
+        params = getattr(recipe, name)
+        check_is(recipe, name, params, MMParams)
+        if split_accumulator and params.use_split_accumulator is not True:
+            raise ArgumentError(
+                f"{type(recipe).__name__}.{name}.use_split_accumulator",
+                got=repr(params.use_split_accumulator),
+                accepted="True: products of blocks always sum that way",
+                todo="leave the field out",
+            )
+
+
+def check_backward_override(recipe: Recipe, value: object) -> None:
+    """Refuse every value but None, unknown ones as such.
+
+    Raises:
+        ArgumentError: no value that Transformer Engine knows.
+        UnsupportedError: another than None.
+    """
+    where = f"{type(recipe).__name__}.backward_override"
+    if value not in _OVERRIDES:
+        accepted = ", ".join(map(repr, _OVERRIDES))
+        raise ArgumentError(where, got=repr(value), accepted=accepted, todo="correct the field")
+    if value is not None:
+        raise UnsupportedError(
+            where,
+            got=repr(value),
+            accepted="None in this version",
+            todo="leave it out; for an unquantized backward use CustomRecipe with IdentityQuantizer gradients",
+        )
