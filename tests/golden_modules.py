@@ -19,6 +19,7 @@ RECIPES = {
         margin=1, fp8_format=recipe.Format.E4M3, amax_history_len=2, amax_compute_algo="most_recent"
     ),
     "current": recipe.Float8CurrentScaling(),
+    "block": recipe.Float8BlockScaling(),
 }
 
 MODULES = {
@@ -65,6 +66,7 @@ CASES = [
     ("Linear", "bfloat16", "delayed_hybrid_max"),
     ("Linear", "bfloat16", "delayed_e4m3_recent"),
     ("Linear", "bfloat16", "current"),
+    ("Linear", "bfloat16", "block"),
     ("Linear", "float32", "none"),
     ("Linear", "float32", "delayed_hybrid_max"),
     ("Linear", "float32", "current"),
@@ -72,6 +74,7 @@ CASES = [
     ("LayerNormLinear", "bfloat16", "delayed_hybrid_max"),
     ("LayerNormLinear", "bfloat16", "delayed_e4m3_recent"),
     ("LayerNormLinear", "bfloat16", "current"),
+    ("LayerNormLinear", "bfloat16", "block"),
     ("LayerNormLinear", "float32", "none"),
     ("LayerNormLinear", "float32", "delayed_hybrid_max"),
     ("LayerNormLinear", "float32", "current"),
@@ -79,6 +82,7 @@ CASES = [
     ("LayerNormMLP_gelu", "bfloat16", "delayed_hybrid_max"),
     ("LayerNormMLP_gelu", "bfloat16", "delayed_e4m3_recent"),
     ("LayerNormMLP_gelu", "bfloat16", "current"),
+    ("LayerNormMLP_gelu", "bfloat16", "block"),
     ("LayerNorm", "bfloat16", "none"),
     ("RMSNorm", "bfloat16", "none"),
 ]

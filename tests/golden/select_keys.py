@@ -29,7 +29,7 @@ KEPT = {
     "state": r"max4/|recent4/|moves/(?!7_calibrating)",
     "training": r"microbatch/|fp8_params/",
     "checkpoint_next_step": r".*",
-    "modules_bf16": r"(?!TransformerLayer.*core_attention)\w+/bfloat16/(none|current|delayed_\w+)/",
+    "modules_bf16": r"(?!TransformerLayer.*core_attention)\w+/bfloat16/(none|current|block|delayed_\w+)/",
     "modules_fp32": r"(LayerNorm)?Linear/float32/",
 }
 
