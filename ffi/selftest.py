@@ -5,6 +5,7 @@ Nothing here knows which device it is. The command `te-hal selftest` runs it and
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from te_hal.ffi.binding import binding
+from te_hal.schema.block_scales import BLOCK_MODES, block_copy
 from te_hal.schema.catalog import SCHEMAS
-from te_hal.schema.formats import E4M3, E5M2, ScalingMode
-from te_hal.schema.storage import QuantizedStorage
+from te_hal.schema.formats import E4M3, E5M2, ColumnwiseOrder, ScalingMode
+from te_hal.schema.storage import QuantizedStorage, StorageKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,7 +65,9 @@ class Selftest:
         ):
             yield _run(name, check)
         for op, operands, flags in _cases():
-            label = ", ".join(f"{name}={str(value).removeprefix('torch.')}" for name, value in flags.items())
+            parts = [repr(value.kind) for value in operands if isinstance(value, QuantizedStorage)]
+            parts += [f"{name}={str(value).removeprefix('torch.')}" for name, value in flags.items()]
+            label = ", ".join(parts)
             yield _run(f"{op}({label})" if label else op, lambda o=op, a=operands, f=flags: self._op(o, a, f))  # type: ignore[misc]
 
     def _device(self) -> Check:
@@ -162,6 +166,11 @@ def _tensors(values: tuple[Any, ...]) -> list[torch.Tensor]:
             found.append(value.contiguous())
         elif isinstance(value, tuple):
             found += _tensors(value)
+        elif isinstance(value, QuantizedStorage) and value.mode in BLOCK_MODES:
+            held = ((True, value.kind.rowwise), (False, value.kind.columnwise))
+            for copy in (block_copy(value, rowwise=rowwise) for rowwise, there in held if there):
+                # Without the padding of the scales, which no op writes.
+                found += [copy.codes, copy.grid.flatten().clone(memory_format=torch.contiguous_format)]
         elif isinstance(value, QuantizedStorage):
             found += [t for t in value.tensors() if t is not None]
     return found
@@ -182,6 +191,7 @@ def _cases() -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
         for target in (E4M3, E5M2):
             yield "quantize", (x, torch.tensor([3.7])), {"dtype": target.dtype, "columnwise": True}
         yield "amax", (x,), {}
+        yield from _block_cases(x, generator)
     history = draw(16, 40, dtype=torch.float32, spread=8.0).abs()
     for algorithm in ("max", "most_recent"):
         flags = {"fp8_max": E4M3.max, "amax_compute_algo": algorithm}
@@ -202,6 +212,19 @@ def _cases() -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
         yield "gemm", tuple(_quantized(draw(*shape)) for shape in shapes), {"layout": layout}
 
 
+def _block_cases(x: torch.Tensor, generator: torch.Generator) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
+    """Casts of ``x`` with a scale per block, and the decoding and the products of other values in blocks."""
+    for target, mode in itertools.product((E4M3, E5M2), sorted(BLOCK_MODES)):
+        yield "quantize", (x,), {"dtype": target.dtype, "mode": mode.value, "columnwise": True}
+    if x.dtype == torch.bfloat16:
+        for mode in sorted(BLOCK_MODES):
+            yield "dequantize", (_in_blocks(x, mode, generator),), {}
+        for (layout, shapes), modes in itertools.product(_PRODUCTS.items(), _PAIRED):
+            drawn = (torch.randn(shape, generator=generator).bfloat16() for shape in shapes)
+            given = (_in_blocks(values, mode, generator) for values, mode in zip(drawn, modes, strict=True))
+            yield "gemm", tuple(given), {"layout": layout}
+
+
 _PRODUCTS = {
     "fprop": ((136, 264), (72, 264)),
     "dgrad": ((136, 72), (72, 264)),
@@ -209,14 +232,41 @@ _PRODUCTS = {
 }
 
 
+_PAIRED = (
+    (ScalingMode.BLOCK_1X128, ScalingMode.BLOCK_1X128),
+    (ScalingMode.BLOCK_1X128, ScalingMode.BLOCK_128X128),
+    (ScalingMode.MXFP8, ScalingMode.MXFP8),
+)
+
+
+def _in_blocks(values: torch.Tensor, mode: ScalingMode, generator: torch.Generator) -> QuantizedStorage:
+    """A storage with both copies, each of the same codes and of factors of its own."""
+    kind = StorageKind.of(E4M3, mode, rowwise=True, columnwise=True, order=ColumnwiseOrder.TRANSPOSED)
+    storage = QuantizedStorage.empty(kind, tuple(values.shape), values.dtype, "cpu")
+    codes = _codes(values)
+    for target, source in ((storage.rowwise_data, codes), (storage.columnwise_data, codes.t())):
+        if target is not None:
+            target.copy_(source)
+    for factors in (storage.rowwise_scale_inv, storage.columnwise_scale_inv):
+        if factors is not None and mode is ScalingMode.MXFP8:
+            factors.random_(120, 130, generator=generator)
+        elif factors is not None:
+            factors.uniform_(0.1, 2.0, generator=generator)
+    return storage
+
+
+def _codes(values: torch.Tensor) -> torch.Tensor:
+    """As torch rounds them; they are given, so whichever way it rounds will do."""
+    return values.float().clamp(-E4M3.max, E4M3.max).to(E4M3.dtype).view(torch.uint8)
+
+
 def _quantized(values: torch.Tensor) -> QuantizedStorage:
-    """A rowwise storage whose codes torch rounds; they are given, so whichever way it rounds will do."""
-    codes = values.float().clamp(-E4M3.max, E4M3.max).to(E4M3.dtype).view(torch.uint8)
+    """A rowwise storage with one scale."""
     return QuantizedStorage(
         format=E4M3,
         mode=ScalingMode.TENSOR,
         shape=tuple(values.shape),
         dtype=values.dtype,
-        rowwise_data=codes,
+        rowwise_data=_codes(values),
         rowwise_scale_inv=torch.tensor([0.37]),
     )

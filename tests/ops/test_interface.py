@@ -88,7 +88,15 @@ def test_positional_arguments_are_those_of_the_schema(schema: OpSchema) -> None:
 
 FLAG_OF_ANOTHER_VALUE = {
     "gemm": {"accumulate": True, "out_dtype": torch.float32},
-    "quantize": {"dtype": torch.float8_e5m2, "rowwise": False, "columnwise": True, "columnwise_order": "same"},
+    "quantize": {
+        "dtype": torch.float8_e5m2,
+        "mode": "block_1x128",
+        "rowwise": False,
+        "columnwise": True,
+        "columnwise_order": "same",
+        "amax_epsilon": 0.5,
+        "power_of_2": True,
+    },
     "dequantize": {"out_dtype": torch.float16},
     "compute_scale": {"fp8_max": 57344.0, "epsilon": 1.0, "power_of_2": True, "value_for_inf": 2.0},
     "update_delayed_scale": {"fp8_max": 57344.0, "margin": 2, "amax_compute_algo": "most_recent"},
@@ -110,8 +118,11 @@ def test_every_flag_reaches_the_kernel_with_the_value_given(op: str) -> None:
     schema = SCHEMAS[op]
     variant = {"gemm": "fprop", "activation_fwd": "clamped_swiglu", "activation_bwd": "clamped_swiglu"}.get(op)
     flags = FLAG_OF_ANOTHER_VALUE[op]
-    given = arguments(schema, variant, every_operand=op == "gemm") | flags
+    # Blocks find their own scales.
+    given = (
+        arguments(schema, variant, every_operand=op == "gemm") | flags | ({"scale": None} if "mode" in flags else {})
+    )
     with te_hal.use_backend("recorder"):
         getattr(ops, op)(**given)
     assert {name: record[name] for name in flags} == flags
-    assert set(flags) == {flag.name for flag in schema.flags} - {schema.variant, "mode"}
+    assert set(flags) == {flag.name for flag in schema.flags} - {schema.variant}
