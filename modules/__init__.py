@@ -26,7 +26,9 @@ from te_hal.quantization import (
     Quantizer,
     autocast,
     fp8_autocast,
+    fp8_model_init,
     get_default_recipe,
+    quantized_model_init,
 )
 from te_hal.schema.errors import NotBuiltError
 from te_hal.schema.formats import DType
@@ -53,9 +55,11 @@ __all__ = [
     "autocast",
     "check_extra_states",
     "fp8_autocast",
+    "fp8_model_init",
     "get_default_recipe",
     "optimizers",
     "prepare_for_saving",
+    "quantized_model_init",
     "restore_from_saved",
 ]
 
@@ -94,7 +98,6 @@ _LATER = (
     "checkpoint",
     "deinterleave_glu_tensor",
     "destroy_ub",
-    "fp8_model_init",
     "get_cpu_offload_context",
     "get_cudnn_version",
     "get_device_compute_capability",
@@ -117,7 +120,6 @@ _LATER = (
     "onnx_export",
     "ops",
     "parallel_cross_entropy",
-    "quantized_model_init",
     "restore_from_func_ctx",
 )
 

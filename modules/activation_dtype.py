@@ -60,8 +60,11 @@ def _check_dtype(module: str, name: str, dtype: torch.dtype) -> None:
 
 
 def cast_if_needed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``tensor`` in ``dtype``, with autograd; quantized tensors stay as they are."""
-    if tensor.dtype == dtype or isinstance(tensor, QuantizedTensor):
+    """``tensor`` in ``dtype``, with autograd.
+
+    Quantized ones stay as they are; a quantized parameter gets the nominal dtype, which its codes don't depend on.
+    """
+    if tensor.dtype == dtype or (isinstance(tensor, QuantizedTensor) and not isinstance(tensor, torch.nn.Parameter)):
         return tensor
     return tensor.to(dtype)
 

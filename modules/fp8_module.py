@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from te_hal.modules.linear_call import LinearCall, Quantizers
+from te_hal.modules.quantized_weights import QuantizedWeights, operand_of
 from te_hal.modules.scaling import build_scaling
 from te_hal.modules.scaling_checkpoint import load_scaling, save_scaling
 from te_hal.modules.state_dict import OptionalExtraState
 from te_hal.modules.weight_cache import WeightCache
+from te_hal.quantization import QuantizedTensor
 from te_hal.quantization.operand_formats import recipe_formats
 from te_hal.quantization.scaling_state import DelayedScalingState
 from te_hal.schema.errors import StateError
@@ -62,6 +64,7 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         self.fp8 = False
         self.fp8_calibration = False
         self._weight_cache = WeightCache()
+        self.quantized_weights = QuantizedWeights()
         self._plans = plans
         self._scaling: dict[str, Scaling] = {}
         self._in_use: str | None = None
@@ -94,7 +97,7 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
             self.fp8_calibration = frame.calibrating
         if frame.recipe is None or not (frame.enabled or frame.calibrating):
             return
-        self._use_recipe(frame.recipe, device)
+        self.use_recipe(frame.recipe, device)
         if self._order is not order:
             self._order = order
             # Not set in place: a backward that is still to come belongs to another order.
@@ -104,7 +107,8 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         """What the operands of a product of the module become under the autocast in force; None without FP8."""
         return recipe_formats(frame.recipe) if frame.enabled and frame.recipe is not None else None
 
-    def _use_recipe(self, recipe: Recipe, device: torch.device) -> None:
+    def use_recipe(self, recipe: Recipe, device: torch.device) -> None:
+        """Have scaling state and quantizers of this recipe in use, made anew where there are none that fit."""
         held = self._scaling.get(recipe.family)
         if held is not None and held.serves(recipe, device):
             if held.source[0] is not recipe:
@@ -125,6 +129,7 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         if self._observer_of is not None:
             self._attach_observers()
         self.fp8_initialized = True
+        self.quantized_weights.bind(self)
         self.clear_weight_caches()
 
     def observe_quantizers(self, observer_of: Callable[[str, int], QuantizeObserver] | None) -> None:
@@ -187,6 +192,7 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - torch's arguments
         self.clear_weight_caches()
         super()._load_from_state_dict(*args, **kwargs)
+        self.quantized_weights.take_over(self, args[0], args[1])
 
     def get_extra_state(self) -> torch.Tensor:
         """Delayed-scaling state as a CPU uint8 tensor (quantization.extra_state); of no elements without any.
@@ -230,11 +236,13 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         Args:
             name: under which it is kept.
             parameters: what it was made from; a change of one makes what is kept invalid.
-            weight: detached, in the activation dtype.
+            weight: detached, in the activation dtype; one that lives in FP8 is not quantized again.
             plan: says which copies.
             is_first_microbatch: None: quantize. True: quantize and keep. False: take what is kept, if it fits.
             gemm: number of the product that reads it.
         """
+        if isinstance(weight, QuantizedTensor):
+            return operand_of(weight, plan)
         kept = self._weight_cache.get(name, parameters, plan) if is_first_microbatch is False else None
         if kept is not None:
             return kept

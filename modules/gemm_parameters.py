@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from te_hal.modules.call_checks import check_parameter
+from te_hal.modules.quantized_weights import readable_weight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from te_hal.modules.fp8_module import Fp8Module
 
 _INIT_STD = 0.023
 
@@ -66,8 +68,11 @@ class GemmParameters:
                 # As in Transformer Engine: the attribute exists, but holds nothing and is no parameter.
                 setattr(module, f"{part}bias", torch.empty(0, dtype=dtype, device=device))
 
-    def fill(self, module: torch.nn.Module, init_method: Callable[[torch.Tensor], Any]) -> None:
-        """Weights by ``init_method``, biases to 0, in place; on the meta device nothing happens."""
+    def fill(self, module: Fp8Module, init_method: Callable[[torch.Tensor], Any]) -> None:
+        """Weights by ``init_method``, biases to 0, in place; on the meta device nothing happens.
+
+        Inside ``quantized_model_init`` the weight is quantized then.
+        """
         with torch.no_grad():
             for name in self.weight_names:
                 weight = getattr(module, name)
@@ -75,19 +80,21 @@ class GemmParameters:
                     init_method(weight)
             for name in self.bias_names:
                 getattr(module, name).zero_()
+        module.quantized_weights.quantize(module, self.weight_names)
 
     def read(self, module: torch.nn.Module, label: str) -> Read:
         """The parameters as they are now, parts joined.
 
         Raises:
             ArgumentError: one was replaced by another of a shape that does not fit.
+            StateError: the weight lives in FP8, and the autocast in force is of another family of recipes.
         """
         parts = [getattr(module, name) for name in self.weight_names]
         weight, bias = _joined(parts), _joined([getattr(module, name) for name in self.bias_names])
         check_parameter(label, self._name("weight"), weight, self.shape)
         if bias is not None:
             check_parameter(label, self._name("bias"), bias, self.shape[:1])
-        return Read(parts, weight, bias)
+        return Read(parts, readable_weight(module, label, weight), bias)
 
     def _name(self, which: str) -> str:
         names = self.weight_names if which == "weight" else self.bias_names

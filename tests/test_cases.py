@@ -103,6 +103,12 @@ CASES = {
             "quantization/test_calibration.py::test_calibrating_records_the_largest_magnitude",
         ),
     ),
+    "B36": Case(
+        "a checkpoint copied into FP8 weights leaves a stale amax",
+        (
+            "modules/test_quantized_weights.py::test_loaded_weights_are_quantized_by_their_own_amax",
+        ),
+    ),
     "B39": Case(
         "extra state missing in foreign weights",
         (
@@ -122,8 +128,34 @@ CASES = {
     ),
     "B44": Case(
         "a resumed run that differs",
-        (f"{STATE}::test_ten_steps_equal_five_and_five_more_in_a_new_process",),
-        {"MXFP8, FusedAdam": RECIPES, "dropout": TRANSFORMER},
+        (
+            f"{STATE}::test_ten_steps_equal_five_and_five_more_in_a_new_process",
+            "optimizers/test_optimizer_state.py::test_training_goes_on_from_a_file_bit_for_bit",
+        ),
+        {"MXFP8": RECIPES, "dropout": TRANSFORMER},
+    ),
+    "B46": Case(
+        "quantized tensors in pickles and copies",
+        (
+            "modules/test_quantized_weights.py::test_a_saved_model_resumes_bit_for_bit",
+            "modules/test_quantized_weights.py::test_a_deep_copy_trains_apart",
+            "quantization/test_float8_pickling.py::test_a_copy_has_the_same_bytes_and_shares_none",
+        ),
+        {"the tensors of other recipes, distributed checkpoints": RECIPES},
+    ),
+    "B47": Case(
+        "another dtype for FP8 weights",
+        (
+            "modules/test_quantized_weights.py::test_another_nominal_dtype_leaves_weights_quantized_and_their_values",
+        ),
+    ),
+    "B49": Case(
+        "master weights started from dequantized ones",
+        (
+            "modules/test_quantized_weights.py::test_the_initial_value_is_preserved_exactly_until_it_is_cleared",
+            "modules/test_quantized_weights.py::test_a_master_may_start_from_the_preserved_value",
+        ),
+        {"GroupedLinear": WHOLE_SET},
     ),
     "B50": Case(
         "main_grad that gets one microbatch only",
@@ -181,6 +213,12 @@ CASES = {
     "B82": Case(
         "quantized weights that survive offload",
         ("modules/test_weight_cache.py::test_the_memory_of_a_kept_weight_is_free_once_the_module_moves",),
+    ),
+    "B84": Case(
+        "FP8 takes more memory than bf16",
+        (
+            "modules/test_quantized_weights.py::test_a_weight_takes_1_byte_an_element_and_its_making_one_layer_more",
+        ),
     ),
     "B90": Case(
         "backend signatures that drift",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import te_hal.ops
-from te_hal.quantization import Float8Tensor
+from te_hal.quantization import QuantizedTensor
 from te_hal.schema.errors import ArgumentError
 from te_hal.schema.formats import FLOATS
 
@@ -54,21 +54,21 @@ def gradient_of(where: str, parameter: torch.Tensor, attribute: str) -> torch.Te
             accepted=f"a dense one of shape {tuple(parameter.shape)}",
             todo="use an optimizer for sparse gradients, or make the gradient anew",
         )
-    if isinstance(gradient, Float8Tensor):
+    if isinstance(gradient, QuantizedTensor):
         return gradient.dequantize(dtype=torch.float32)
     return gradient.detach().to(torch.float32)  # type: ignore[no-any-return] # a tensor
 
 
 def fp32_value(parameter: torch.Tensor) -> torch.Tensor:
     """Its value in fp32: the parameter's own memory where it is fp32, a copy otherwise."""
-    if isinstance(parameter, Float8Tensor):
+    if isinstance(parameter, QuantizedTensor):
         return te_hal.ops.dequantize(parameter.quantized_storage, out_dtype=torch.float32)
     return parameter.detach().to(torch.float32)
 
 
 def write(parameter: torch.Tensor, values: torch.Tensor) -> None:
     """Round fp32 values into a parameter, in place; a quantized one is quantized anew from them."""
-    if isinstance(parameter, Float8Tensor):
+    if isinstance(parameter, QuantizedTensor):
         parameter.quantize_(values)
     elif values.data_ptr() != parameter.data_ptr() or values.numel() == 0:
         parameter.copy_(values)

@@ -8,6 +8,7 @@ from te_hal.quantization.block_tensors import Float8BlockwiseQTensor, MTFP8Tenso
 from te_hal.quantization.current_scaling_quantizer import Float8CurrentScalingQuantizer
 from te_hal.quantization.float8_quantizer import Float8Quantizer
 from te_hal.quantization.float8_tensor import Float8Tensor
+from te_hal.quantization.model_init import fp8_model_init, quantized_model_init
 from te_hal.quantization.quantized_tensor import QuantizedTensor
 from te_hal.quantization.quantizer import Quantizer
 from te_hal.schema.storage import QuantizedStorage
@@ -28,5 +29,7 @@ __all__ = [
     "Quantizer",
     "autocast",
     "fp8_autocast",
+    "fp8_model_init",
     "get_default_recipe",
+    "quantized_model_init",
 ]

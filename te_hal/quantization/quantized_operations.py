@@ -8,6 +8,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import te_hal.ops
+from te_hal.quantization.copies import with_copies
 from te_hal.schema.errors import ArgumentError
 from te_hal.schema.formats import FLOATS, ScalingMode
 
@@ -133,11 +134,12 @@ def _to_copy(tensor: QuantizedTensor, **kwargs: Any) -> Any:  # noqa: ANN401
 
 
 def _copy(destination: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:  # noqa: ANN401
-    """Bytes between two of one shape and kind; else quantize, or dequantize into a plain destination."""
+    """Bytes between two of one shape and format; else quantize, or dequantize into a plain destination."""
     if not _is_quantized(destination):
         return destination.copy_(_plain(source), non_blocking)  # type: ignore[arg-type] # then the source is
     if _is_quantized(source):
-        into, origin = destination.quantized_storage, source.quantized_storage
+        into = destination.quantized_storage
+        origin = _with_copies_of(into, source.quantized_storage)
         if into.kind is origin.kind and into.shape == origin.shape:
             for target, buffer in zip(into.tensors(), origin.tensors(), strict=True):
                 if target is not None and buffer is not None:
@@ -146,6 +148,16 @@ def _copy(destination: torch.Tensor, source: torch.Tensor, non_blocking: bool = 
         source = _plain(source)
     dtype = source.dtype if source.dtype in FLOATS else destination.dtype
     return destination.quantize_(source.to(destination.device, dtype).expand(destination.shape))
+
+
+def _with_copies_of(into: QuantizedStorage, origin: QuantizedStorage) -> QuantizedStorage:
+    """The source with the destination's copies, where they follow from those that it has without rounding."""
+    same = into.format is origin.format and into.mode is origin.mode is ScalingMode.TENSOR
+    if not same or into.kind is origin.kind:
+        return origin
+    wanted = into.kind
+    made = with_copies(origin, rowwise=wanted.rowwise, columnwise=wanted.columnwise, order=wanted.order)
+    return made.keep(rowwise=wanted.rowwise, columnwise=wanted.columnwise)
 
 
 #: Operations that keep their operand quantized; each may answer NotImplemented for what it cannot keep.

@@ -168,6 +168,16 @@ class QuantizedTensor(torch.Tensor):
         else:
             self.quantize_(value)
 
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - see below; other names are not there
+        """The two functions of a weight whose initial value was preserved (quantized_model_init)."""
+        attributes, value = self.__dict__, "_high_precision_init_val"
+        if value in attributes and name == f"get{value}":
+            return lambda: attributes[value]
+        if value in attributes and name == f"clear{value}":
+            return lambda: attributes.update({value: None})
+        msg = f"{type(self).__name__!r} object has no attribute {name!r}"
+        raise AttributeError(msg)
+
     def __setitem__(self, index: Any, value: Any) -> None:  # noqa: ANN401 - what torch takes
         """Dequantize, assign, and quantize back.
 

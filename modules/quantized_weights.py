@@ -1,0 +1,158 @@
+"""QuantizedWeights: the gemm weights of one module that live in FP8 (te_hal.modules.quantized_model_init)."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import te_hal.ops
+from te_hal.dispatch import backend_for
+from te_hal.modules.shape_rule import check_fp8_shape
+from te_hal.quantization import Float8Quantizer, QuantizedTensor
+from te_hal.quantization.autocast import current_frame
+from te_hal.quantization.copies import with_copies
+from te_hal.quantization.linear_calls import linear_copies
+from te_hal.quantization.model_init import current_model_init
+from te_hal.quantization.operand_formats import recipe_formats
+from te_hal.quantization.quantized_tensor import wrap
+from te_hal.schema.errors import ArgumentError, StateError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from te_hal.modules.fp8_module import Fp8Module
+    from te_hal.modules.plan import LinearPlan
+    from te_hal.quantization import Quantizer
+    from te_hal.recipe import Recipe
+    from te_hal.schema.storage import QuantizedStorage
+
+
+class QuantizedWeights:
+    """Which weights of a module live in FP8, and under which recipe.
+
+    Attributes:
+        gemm_of: name of the parameter to the number of the product that reads it.
+        recipe: of the block in which the module was made; None where no weight is quantized.
+    """
+
+    def __init__(self) -> None:
+        self.gemm_of: dict[str, int] = {}
+        self.recipe: Recipe | None = None
+
+    def quantize(self, module: Fp8Module, names: Sequence[str]) -> None:
+        """Replace the weight of the module's next product by a quantized tensor, inside ``quantized_model_init``.
+
+        Args:
+            module: whose.
+            names: of the parameters that make up the weight.
+
+        Raises:
+            ArgumentError: several of them; a size that FP8 cannot take.
+            UnsupportedError: weights on the meta device.
+        """
+        wanted = current_model_init()
+        if wanted is None or names[0] in self.gemm_of:
+            return
+        if len(names) > 1:
+            raise ArgumentError(
+                f"{module.label}: parameters_split",
+                got=f"{len(names)} weights inside quantized_model_init",
+                accepted="one: its parts would share a scale",
+                todo="leave one of the two out",
+            )
+        weight = getattr(module, names[0])
+        if weight.is_meta:
+            raise UnsupportedError(
+                f"{module.label}: device",
+                got="meta inside quantized_model_init",
+                accepted="a device with values",
+                todo="make the module where it will live",
+            )
+        formats = recipe_formats(wanted.recipe)
+        check_fp8_shape(module.label, names[0], tuple(weight.shape), formats)
+        gemm = len(set(self.gemm_of.values()))
+        self.recipe = wanted.recipe
+        module.use_recipe(wanted.recipe, weight.device)
+        self.gemm_of[names[0]] = gemm
+        quantizer = _weight_quantizer(module, gemm)
+        backend = backend_for(weight.device, "gemm")
+        dgrad = torch.is_grad_enabled()
+        made = linear_copies(backend.gemm_copies, formats, dgrad=dgrad, wgrad=dgrad).weight_made
+        quantizer.columnwise_order = backend.columnwise_order
+        plain = weight.detach()
+        storage = quantizer.quantize_storage(plain, rowwise=True, columnwise=made.columnwise)
+        held = torch.nn.Parameter(wrap(storage, quantizer=quantizer), requires_grad=weight.requires_grad)
+        held.__dict__.update({name: value for name, value in weight.__dict__.items() if name != "_is_param"})
+        if wanted.preserve:
+            held._high_precision_init_val = plain.to("cpu", copy=True)  # type: ignore[attr-defined] # noqa: SLF001
+        setattr(module, names[0], held)
+
+    def bind(self, module: Fp8Module) -> None:
+        """Have the weights requantized by the module's quantizers in use, where they are of the weights' recipe."""
+        if self.recipe is None or module.fp8_meta["recipe"].family != self.recipe.family:
+            return
+        for name, gemm in self.gemm_of.items():
+            weight = getattr(module, name)
+            if isinstance(weight, QuantizedTensor):
+                weight._quantizer = _weight_quantizer(module, gemm)  # noqa: SLF001 - as it was given one
+
+    def take_over(self, module: Fp8Module, state_dict: Mapping[str, Any], prefix: str) -> None:
+        """Quantize plain values that were loaded anew, by their own amax; the state goes on from there.
+
+        Whatever scale was there belongs to other values.
+
+        Args:
+            module: whose.
+            state_dict: what was loaded.
+            prefix: of the module's keys.
+        """
+        for name, gemm in self.gemm_of.items():
+            value, weight = state_dict.get(prefix + name), getattr(module, name)
+            if self.recipe is None or not isinstance(value, torch.Tensor) or isinstance(value, QuantizedTensor):
+                continue
+            module.use_recipe(self.recipe, weight.device)
+            quantizer = _weight_quantizer(module, gemm)
+            plain = value.detach().to(weight.device, weight.dtype)
+            if isinstance(quantizer, Float8Quantizer):
+                amax = te_hal.ops.amax(plain)
+                largest = quantizer.format.max * 2.0 ** -getattr(self.recipe, "margin", 0)
+                quantizer.scale.copy_(te_hal.ops.compute_scale(amax, fp8_max=largest))
+                quantizer.amax.copy_(amax)
+            with torch.no_grad():
+                weight.quantize_(plain)
+
+
+def _weight_quantizer(module: Fp8Module, gemm: int) -> Quantizer:
+    return module.quantizers["scaling_fwd"][3 * gemm + 1]
+
+
+def readable_weight(module: torch.nn.Module, label: str, weight: torch.Tensor) -> torch.Tensor:
+    """The weight as a call reads it: quantized under an autocast of its recipe's family, dequantized outside of any.
+
+    Raises:
+        StateError: an autocast of another family.
+    """
+    if not isinstance(weight, QuantizedTensor):
+        return weight
+    frame = current_frame()
+    if not frame.enabled or frame.recipe is None:
+        warnings.warn(f"{label}: FP8 weights outside of autocast are dequantized at each forward", stacklevel=4)
+        return weight.dequantize()
+    recipe = module.quantized_weights.recipe  # type: ignore[union-attr] # of every module with gemms
+    if recipe is not None and recipe.family != frame.recipe.family:  # type: ignore[union-attr]
+        raise StateError(
+            f"{label}: recipe mismatch",
+            got=f"autocast under {type(frame.recipe).__name__}",
+            accepted=f"{type(recipe).__name__}, by which its weights were quantized",
+            todo="use that recipe, or make the model outside of quantized_model_init",
+        )
+    return weight
+
+
+def operand_of(weight: QuantizedTensor, plan: LinearPlan) -> QuantizedStorage:
+    """The copies that a plan's gemms read; one that is missing is rearranged from the other for this call."""
+    made = plan.copies.weight_made
+    storage = with_copies(weight.quantized_storage, rowwise=made.rowwise, columnwise=made.columnwise, order=plan.order)
+    return storage.keep(rowwise=made.rowwise, columnwise=made.columnwise)
