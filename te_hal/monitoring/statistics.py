@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from te_hal.ops import dequantize
+from te_hal.schema.formats import ColumnwiseOrder
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -32,8 +35,9 @@ class Statistics:
         clipped: how many values the format's range cut off; None unquantized.
         flushed: how many values became zero; None unquantized.
         basis: "values" where the plain tensor was seen; "codes" where a fused op made the codes and only they were
-            there: ``clipped`` then counts codes of the format's largest magnitude if amax is beyond the range,
-            ``flushed`` all zero codes, and without a recorded amax it is that of the codes.
+            there: ``clipped`` then counts codes of the format's largest magnitude if amax is beyond the range (with
+            scales of blocks it is 0: they come from what the block holds), ``flushed`` all zero codes, and without a
+            recorded amax it is that of the codes.
     """
 
     values: int
@@ -65,18 +69,38 @@ def of_quantized(quantizer: Quantizer, tensor: torch.Tensor | None, storage: Qua
     """
     data, scale_inv = _codes(storage)
     magnitudes = data & _MAGNITUDE
-    scale = _scale(quantizer, scale_inv)
     zeros = (magnitudes == 0).sum()
-    beyond = storage.format.max * _ROUNDING
-    if tensor is None or scale is None:
-        amax = _amax_of_codes(quantizer, storage, magnitudes.max(), scale_inv)
-        clipped = (magnitudes == _largest_code(storage.format)).sum()
-        if scale is not None:
-            clipped = clipped * (amax * scale > beyond)
-        return Statistics(data.numel(), amax, scale, clipped, zeros, "codes")
+    scale = _scale(quantizer, scale_inv)
+    if tensor is None:
+        return _of_codes(quantizer, storage, magnitudes, scale_inv, scale)
     values = tensor.detach().float().abs()
-    clipped = (values * scale > beyond).sum()
-    return Statistics(values.numel(), values.amax(), scale, clipped, zeros - (values == 0).sum())
+    beyond = _beyond(values, storage) if scale is None else values * scale > storage.format.max * _ROUNDING
+    return Statistics(values.numel(), values.amax(), scale, beyond.sum(), zeros - (values == 0).sum())
+
+
+def _beyond(values: torch.Tensor, storage: QuantizedStorage) -> torch.Tensor:
+    """Where a magnitude is larger than what its block's largest code stands for."""
+    codes, _ = _codes(storage)
+    largest = (codes & _MAGNITUDE) == _largest_code(storage.format)
+    if storage.rowwise_data is None and storage.columnwise_order is ColumnwiseOrder.TRANSPOSED:
+        largest = largest.movedim(0, -1)
+    return largest & (values > dequantize(storage, out_dtype=torch.float32).abs() * _ROUNDING)
+
+
+def _of_codes(
+    quantizer: Quantizer,
+    storage: QuantizedStorage,
+    magnitudes: torch.Tensor,
+    scale_inv: torch.Tensor,
+    scale: torch.Tensor | None,
+) -> Statistics:
+    zeros = (magnitudes == 0).sum()
+    if scale is None:
+        amax = dequantize(storage, out_dtype=torch.float32).abs().amax()
+        return Statistics(magnitudes.numel(), amax, None, torch.zeros_like(zeros), zeros, "codes")
+    amax = _amax_of_codes(quantizer, storage, magnitudes.max(), scale_inv)
+    clipped = (magnitudes == _largest_code(storage.format)).sum() * (amax * scale > storage.format.max * _ROUNDING)
+    return Statistics(magnitudes.numel(), amax, scale, clipped, zeros, "codes")
 
 
 def combine(parts: Sequence[Statistics]) -> Statistics:
@@ -123,7 +147,7 @@ def _amax_of_codes(
     decoded = largest.view(storage.format.dtype).float()
     if isinstance(recorded, torch.Tensor):
         return torch.where(decoded.isnan(), decoded, recorded.detach().reshape(()))
-    return decoded * scale_inv.float().max() if scale_inv.is_floating_point() else decoded
+    return decoded * scale_inv.reshape(())
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import torch
 
 import te_hal.modules as te
 from te_hal.monitoring.statistics import combine, of_plain, of_quantized
+from te_hal.quantization.block_quantizers import Float8BlockQuantizer, MXFP8Quantizer
 from te_hal.schema.formats import element_format
 
 FORMATS = {
@@ -109,6 +110,22 @@ def test_a_nan_shows_in_amax(plain):
     values[3, 5] = float("nan")
     assert observed(delayed(1.0, torch.float8_e4m3fn), values, plain=plain).amax.isnan()
     assert of_plain(values).amax.isnan()
+
+
+@pytest.mark.parametrize("copies", [(True, False), (False, True)], ids=["rowwise", "columnwise"])
+@pytest.mark.parametrize("quantizer", [Float8BlockQuantizer, MXFP8Quantizer], ids=lambda kind: kind.__name__)
+def test_blocks_with_scales_of_their_own_clip_nothing_and_flush_what_is_zero_afterwards(quantizer, copies):
+    values = torch.randn(128, 256) * torch.exp2(torch.randint(-30, 30, (128, 256)).float())
+    made = quantizer(torch.float8_e4m3fn, rowwise=copies[0], columnwise=copies[1])
+    seen = observed(made, values, rowwise=copies[0], columnwise=copies[1])
+    decoded = made(values).dequantize()
+    assert seen.clipped.item() == 0
+    assert seen.flushed.item() == int(((values != 0) & (decoded == 0)).sum()) > 0
+    assert seen.amax.item() == values.abs().max().item()
+    assert seen.scale is None
+    by_codes = observed(made, values, rowwise=copies[0], columnwise=copies[1], plain=False)
+    assert by_codes.amax.item() == decoded.abs().max().item()
+    assert (by_codes.clipped.item(), by_codes.flushed.item()) == (0, int((decoded == 0).sum()))
 
 
 def test_microbatches_add_up():
