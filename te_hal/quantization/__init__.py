@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from te_hal.quantization.autocast import FP8GlobalStateManager, autocast, fp8_autocast, get_default_recipe
+from te_hal.quantization.autocast import FP8GlobalStateManager, autocast, fp8_autocast
+from te_hal.quantization.availability import (
+    get_default_recipe,
+    is_bf16_available,
+    is_fp8_available,
+    is_fp8_block_scaling_available,
+    is_mtfp8_block_scaling_available,
+    is_mxfp8_available,
+    is_nvfp4_available,
+)
 from te_hal.quantization.block_quantizers import Float8BlockQuantizer, MTFP8Quantizer, MXFP8Quantizer
 from te_hal.quantization.block_tensors import Float8BlockwiseQTensor, MTFP8Tensor, MXFP8Tensor
 from te_hal.quantization.current_scaling_quantizer import Float8CurrentScalingQuantizer
@@ -31,5 +40,11 @@ __all__ = [
     "fp8_autocast",
     "fp8_model_init",
     "get_default_recipe",
+    "is_bf16_available",
+    "is_fp8_available",
+    "is_fp8_block_scaling_available",
+    "is_mtfp8_block_scaling_available",
+    "is_mxfp8_available",
+    "is_nvfp4_available",
     "quantized_model_init",
 ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from te_hal.quantization.amax_reduction import check_group, check_single_process
+from te_hal.quantization.availability import get_default_recipe
 from te_hal.quantization.recipe_support import check_forced_backend
 from te_hal.quantization.scaling_state import check_is_built
 from te_hal.quantization.updates import UpdateQueue, current_queue, discard_waiting
@@ -64,11 +65,6 @@ def current_frame() -> Frame:
     """The innermost autocast of the calling thread; an off frame where there is none."""
     frames = _per_thread.frames
     return frames[-1] if frames else _OFF
-
-
-def get_default_recipe() -> Recipe:
-    """The recipe that autocast uses when none is given: DelayedScaling with its defaults."""
-    return DelayedScaling()
 
 
 class autocast:  # noqa: N801 - Transformer Engine's spelling
