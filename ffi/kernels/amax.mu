@@ -6,7 +6,8 @@
 #include "../library/element_dispatch.h"
 #include "../library/launch.h"
 #include "absmax.muh"
-#include "cast_parts.muh"
+#include "reduce.muh"
+#include "scale_rule.muh"
 
 namespace te {
 
