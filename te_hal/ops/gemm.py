@@ -25,9 +25,11 @@ def gemm(
     accumulate: bool = False,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """One of the products of ``y = x @ w.T + bias``, from any pairing of plain and quantized operands (G1 to G4).
+    """One of the products of ``y = x @ w.T + bias``, from plain and quantized operands (G1 to G4, B5).
 
-    Products are exact, sums are fp32 in any order, scales and bias are applied in fp32, one rounding at the end.
+    Products are exact, sums are fp32 in any order, scales and bias are applied in fp32, one rounding at the end. Two
+    quantized operands are of one family: per tensor, blocks of 128, or MXFP8; a plain one goes with any. With scales
+    per block, the copies are read whose blocks lie along the sum, where they are there.
 
     Args:
         a: fprop: input ``[M, K]``; dgrad, wgrad: grad_output ``[M, N]``. fp32, fp16, bf16, E4M3 or E5M2.
