@@ -9,7 +9,7 @@ import typer
 
 from te_hal.cli.config import DEFAULTS, MODELS, check_count, check_start, configure, default_text, split_names
 from te_hal.cli.failure import wrong_input_ends
-from te_hal.cli.precision import RECIPES
+from te_hal.cli.precision import DEFAULT_RECIPES, RECIPES
 from te_hal.cli.session import Session
 from te_hal.cli.tensorboard import open_tensorboard
 
@@ -17,7 +17,8 @@ from te_hal.cli.tensorboard import open_tensorboard
 def compare(
     model: Annotated[str, typer.Option(help=f"Kind of model: {', '.join(DEFAULTS)}.")] = MODELS[0],
     recipe: Annotated[
-        list[str] | None, typer.Option(help=f"FP8 recipes, repeatable or with commas; default: {','.join(RECIPES)}.")
+        list[str] | None,
+        typer.Option(help=f"Of {', '.join(RECIPES)}; repeatable or with commas; default: {','.join(DEFAULT_RECIPES)}."),
     ] = None,
     backend: Annotated[str | None, typer.Option(help='One of "te-hal backends"; default: the one in force.')] = None,
     steps: Annotated[int | None, typer.Option(help=f"Steps of each run; {default_text('steps')}.")] = None,

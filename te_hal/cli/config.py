@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from te_hal.cli.precision import RECIPES
+from te_hal.cli.precision import DEFAULT_RECIPES, RECIPES
+from te_hal.modules.shape_rule import LAST_MULTIPLE, LEADING_MULTIPLE, MXFP8_MULTIPLE
 from te_hal.schema.errors import ArgumentError, NotBuiltError
 
 if TYPE_CHECKING:
@@ -21,9 +22,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "mlp": {"steps": 400, "width": 256, "layers": 2, "heads": 0, "sequence": 64, "batch": 1024, "lr": 3e-3},
 }
 MODELS = tuple(DEFAULTS)
-_LATER_RECIPES = dict.fromkeys(("block", "mxfp8", "nvfp4", "custom"), "docs/parity.md lists the recipes that are here")
-#: Of activations under FP8: leading sizes by 8, the last one by 16 (te_hal.modules.shape_rule).
-_LEADING, _LAST = 8, 16
+_LATER_RECIPES = dict.fromkeys(("nvfp4", "custom"), "docs/parity.md lists the recipes that are here")
 
 
 @dataclass(frozen=True)
@@ -34,11 +33,11 @@ class CompareConfig:
         model: kind of model, one of MODELS.
         recipes: the FP8 runs, in order, each one of RECIPES.
         steps: optimizer steps per run.
-        width: features of the hidden layers; a multiple of 16.
+        width: features of the hidden layers; a multiple of 16, with mxfp8 of 32.
         layers: layers of the GPT, residual blocks of the MLP.
         heads: attention heads, which divide the width; 0 for the MLP.
-        sequence: bytes that the model looks back on; of the GPT a multiple of 8.
-        batch: sequences per step; of the MLP windows, which predict one byte each, in multiples of 8.
+        sequence: bytes that the model looks back on; of the GPT a multiple of :attr:`rows`.
+        batch: sequences per step; of the MLP windows, which predict one byte each, in multiples of :attr:`rows`.
         seed: of the initial weights and of the order of the data.
         lr: highest learning rate.
         fp32: have a run in FP32 too.
@@ -69,11 +68,12 @@ class CompareConfig:
         for recipe in self.recipes or ("",):
             _check_choice("--recipe", recipe, tuple(RECIPES), _LATER_RECIPES)
         check_count("--steps", self.steps)
-        check_count("--width", self.width, multiple=_LAST)
+        mxfp8 = "mxfp8" in self.recipes
+        check_count("--width", self.width, multiple=MXFP8_MULTIPLE if mxfp8 else LAST_MULTIPLE)
         check_count("--layers", self.layers)
         gpt = self.model == "gpt"
-        check_count("--sequence", self.sequence, multiple=_LEADING if gpt else 1)
-        check_count("--batch", self.batch, multiple=1 if gpt else _LEADING)
+        check_count("--sequence", self.sequence, multiple=self.rows if gpt else 1)
+        check_count("--batch", self.batch, multiple=1 if gpt else self.rows)
         check_count("--seed", self.seed, least=0)
         check_count("--sample", self.sample, least=0)
         self._check_heads()
@@ -106,6 +106,11 @@ class CompareConfig:
             )
 
     @property
+    def rows(self) -> int:
+        """Of activations: what their number is a multiple of (te_hal.modules.shape_rule)."""
+        return MXFP8_MULTIPLE if "mxfp8" in self.recipes else LEADING_MULTIPLE
+
+    @property
     def tokens(self) -> int:
         """Predictions per step; a token is a byte."""
         return self.batch * self.sequence if self.model == "gpt" else self.batch
@@ -118,7 +123,7 @@ def configure(model: str = MODELS[0], **given: Any) -> CompareConfig:  # noqa: A
         ArgumentError, NotBuiltError: as CompareConfig.
     """
     _check_choice("--model", model, MODELS, {})
-    shared = {"recipes": tuple(RECIPES), "seed": 0, "fp32": False, "from_bf16": False, "sample": 120}
+    shared = {"recipes": DEFAULT_RECIPES, "seed": 0, "fp32": False, "from_bf16": False, "sample": 120}
     chosen = {name: value for name, value in given.items() if value is not None}
     return CompareConfig(**{"model": model, **shared, **DEFAULTS[model], **chosen})
 

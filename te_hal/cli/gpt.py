@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 _FFN = 4
 _EMBEDDING_STD = 0.02
-#: FP8 gemms take rows in multiples of this; with one sequence at a time the rows are its bytes.
-_ROWS = 8
 
 
 class ByteGpt(LayersInFp8):
@@ -49,6 +47,7 @@ class ByteGpt(LayersInFp8):
             )
             for _ in range(config.layers)
         )
+        self._rows = config.rows
         self.norm = te.LayerNorm(width, params_dtype=torch.float32, device=device)
         self.head = nn.Linear(width, BYTES, device=device)
 
@@ -71,7 +70,7 @@ class ByteGpt(LayersInFp8):
         The sequence is padded at its end to what FP8 takes; under the causal mask no earlier byte sees the padding.
         """
         read = context[-self.position.num_embeddings :]
-        padded = nn.functional.pad(read, (0, -len(read) % _ROWS))
+        padded = nn.functional.pad(read, (0, -len(read) % self._rows))
         logits: torch.Tensor = self(padded[None])
         return logits[0, len(read) - 1]
 

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from te_hal.cli.precision import Precision
     from te_hal.cli.text import Text
 
-#: The smallest batch that FP8 gemms take.
-_SMALL_BATCH = 8
-
 
 def measure_memory(precision: Precision, config: CompareConfig, text: Text, device: torch.device) -> Memory:
     """Bytes of a training step. Trains a run of its own; torch's global CPU seed is as before.
@@ -48,7 +45,7 @@ def measure_memory(precision: Precision, config: CompareConfig, text: Text, devi
         else:
             run, peak = _peak_of_allocator(lambda: Run(precision, config, text, device), device)
             method = f"torch.{device.type}.max_memory_allocated"
-        activations, other = _saved_bytes(run, config.batch)
+        activations, other = _saved_bytes(run, config.batch, config.rows)
     return Memory(
         parameter_bytes=sum(p.nbytes for p in run.model.parameters()),
         optimizer_bytes=run.optimizer.nbytes(),
@@ -79,9 +76,12 @@ def _peak_of_allocator(build: Callable[[], Run], device: torch.device) -> tuple[
     return run, allocator.max_memory_allocated(device) - before
 
 
-def _saved_bytes(run: Run, batch: int) -> tuple[dict[str, int], int]:
-    """Bytes kept for backward at `batch`: those that grow with it, by part of the model, and the sum of the others."""
-    small = _SMALL_BATCH if batch > _SMALL_BATCH else 2 * _SMALL_BATCH
+def _saved_bytes(run: Run, batch: int, rows: int) -> tuple[dict[str, int], int]:
+    """Bytes kept for backward at `batch`: those that grow with it, by part of the model, and the sum of the others.
+
+    `rows` is the smallest batch that FP8 gemms take whatever the model.
+    """
+    small = rows if batch > rows else 2 * rows
     at_batch, at_small = (saved_by_part(run, size) for size in (batch, small))
     growing = {part: round((at_batch[part] - at_small[part]) / (batch - small) * batch) for part in at_batch}
     return growing, sum(at_batch.values()) - sum(growing.values())

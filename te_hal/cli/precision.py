@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 
 import te_hal.modules as te
-from te_hal.recipe import DelayedScaling, Float8CurrentScaling
+from te_hal.recipe import (
+    DelayedScaling,
+    Float8BlockScaling,
+    Float8CurrentScaling,
+    MTFP8BlockScaling,
+    MXFP8BlockScaling,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +24,15 @@ if TYPE_CHECKING:
     from te_hal.recipe import Recipe
 
 #: Recipes by the names of the command line.
-RECIPES: dict[str, Callable[[], Recipe]] = {"delayed": DelayedScaling, "current": Float8CurrentScaling}
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    "delayed": DelayedScaling,
+    "current": Float8CurrentScaling,
+    "block": Float8BlockScaling,
+    "mxfp8": MXFP8BlockScaling,
+    "mtfp8": MTFP8BlockScaling,
+}
+#: Those that a comparison is made of when it is told nothing.
+DEFAULT_RECIPES = ("delayed", "current")
 
 #: The run that the others are held against.
 BASELINE = "bf16"

@@ -30,7 +30,7 @@ class Place:
     """Where a tensor is.
 
     Attributes:
-        module: the module's name in the model; "" for the model itself.
+        module: the module's name in the model, with that of its product where it has several; "" for the model itself.
         kind: its class.
         role: "input", "weight", "output", "grad_output", "gradient of <parameter>", ...
         op: what takes the tensor in (input, weight, grad_output) or has made it (output, gradients of parameters).

@@ -249,3 +249,21 @@ def test_wrong_arguments_are_refused_by_name_and_nothing_is_watched(arguments, e
     with pytest.raises(error, match=names):
         te_hal.monitor(**{"model": model, **arguments})
     assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("name", ["delayed", "current"])
+def test_the_products_of_an_mlp_are_told_apart_and_what_fused_ops_cast_is_seen_by_its_codes(name):
+    model = torch.nn.Sequential(te.LayerNormLinear(32, 32), te.LayerNormMLP(32, 64))
+    with te_hal.monitor(model, every=1) as watch:
+        for _ in range(2):
+            with te.autocast(recipe=RECIPES[name]()):
+                model(torch.randn(16, 32)).square().sum().backward()
+            watch.step()
+    seen = tensors(watch)
+    places = {(module, role) for module, role in seen if role in ("input", "weight", "grad_output")}
+    assert places == {(m, role) for m in ("0", "1.fc1", "1.fc2") for role in ("input", "weight", "grad_output")}
+    assert {place for place in places if seen[place]["basis"] == "codes"} >= {("0", "input"), ("1.fc1", "input")}
+    for place in places:
+        assert all(0 < amax < 100 for amax in seen[place]["amax"])
+    # A norm's result has a magnitude of a few.
+    assert seen["0", "input"]["amax"][1] == pytest.approx(3.5, abs=1.5)
