@@ -13,6 +13,7 @@ from te_hal.modules.layernorm import LayerNorm
 from te_hal.modules.layernorm_linear import LayerNormLinear
 from te_hal.modules.layernorm_mlp import LayerNormMLP
 from te_hal.modules.linear import Linear
+from te_hal.modules.memory_report import memory_report
 from te_hal.modules.rmsnorm import RMSNorm
 from te_hal.modules.rng_tracker import CudaRNGStatesTracker, RNGStatesTracker
 from te_hal.modules.saved import prepare_for_saving, restore_from_saved
@@ -83,6 +84,7 @@ __all__ = [
     "is_mtfp8_block_scaling_available",
     "is_mxfp8_available",
     "is_nvfp4_available",
+    "memory_report",
     "optimizers",
     "prepare_for_saving",
     "quantized_model_init",
