@@ -33,12 +33,14 @@ from te_hal.ffi.native import Native
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from te_hal.ffi.devices import Devices
+
 FP8 = torch.float8_e4m3fn
 
 
-def empty_library(folder: Path) -> Native:
+def empty_library(folder: Path, devices: Devices = HOST) -> Native:
     """A library whose kernels return at once."""
-    native = Native("empty", "host", HOST)
+    native = Native("empty", "host", devices)
     native.library = open_library(native_stub.build(folder, QUIET=1))
     native.lib, native.ffi = binding()
     return native
@@ -61,6 +63,8 @@ def contestants(native: Native) -> dict[str, Callable[[], Any]]:
         "quantize, row, out given": lambda: quantize(x, scale, amax=amax, out=out, dtype=FP8, columnwise=True),
         "quantize, row": lambda: quantize(x, scale, amax=amax, dtype=FP8),
         "quantize, row + col": lambda: quantize(x, scale, amax=amax, dtype=FP8, columnwise=True),
+        "quantize_current, row": lambda: kernel["quantize_current"](x, dtype=FP8),
+        "bias_grad_quantize, row": lambda: kernel["bias_grad_quantize"](x, scale, amax=amax, dtype=FP8),
         "dequantize": lambda: kernel["dequantize"](out),
         "amax": lambda: kernel["amax"](x),
         "compute_scale": lambda: kernel["compute_scale"](amax, fp8_max=448.0),

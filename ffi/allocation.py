@@ -38,8 +38,8 @@ def empty_for(device_type: str) -> Empty:
             rows, cols = shape
             strides: tuple[int, ...] = (cols or 1, 1)
             shape = (rows, cols)
-        elif shape == _ONE:
-            shape = strides = _ONE
+        elif len(shape) == 1:
+            shape, strides = (shape[0],), _ONE
         else:
             shape, strides = tuple(shape), _strides(shape)
         made: torch.Tensor = empty_strided(shape, strides, dtype)

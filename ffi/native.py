@@ -111,7 +111,17 @@ class Native:
         if status:
             raise self.library.error(status, f"{op} on backend {self.backend}")
 
-    def workspace(self, device: torch.device, op: int, *, rows: int, cols: int, **choices: int) -> torch.Tensor | None:
+    def workspace(
+        self,
+        device: torch.device,
+        op: int,
+        *,
+        rows: int,
+        cols: int,
+        kind: int = 0,
+        input_dtype: int = 0,
+        output_mode: int = 0,
+    ) -> torch.Tensor | None:
         """Scratch memory for one call, None if it needs none. Freed by torch, which knows the stream.
 
         Args:
@@ -119,10 +129,11 @@ class Native:
             op: te_hal_op.
             rows: as workspace_bytes has it.
             cols: the same.
-            choices: ``kind``, ``input_dtype`` and ``output_mode``, 0 where left out.
+            kind: the same; 0 where it says nothing of it, here and below.
+            input_dtype: the same.
+            output_mode: the same.
         """
-        kind, dtype, mode = (choices.get(name, 0) for name in ("kind", "input_dtype", "output_mode"))
-        size = self.lib.api_workspace_bytes(self.library.api, op, kind, dtype, mode, rows, cols)
+        size = self.lib.api_workspace_bytes(self.library.api, op, kind, input_dtype, output_mode, rows, cols)
         return self.empty((size,), torch.uint8, device) if size > 0 else None
 
     def runs_on(self, device: int) -> Support:

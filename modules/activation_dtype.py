@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+from typing import TYPE_CHECKING
+
 import torch
 
 from te_hal.quantization import QuantizedTensor
 from te_hal.schema.errors import ArgumentError
 from te_hal.schema.formats import FLOATS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def activation_dtype(module: str, input: torch.Tensor, **parameters: torch.Tensor | None) -> torch.dtype:
@@ -24,9 +30,12 @@ def activation_dtype(module: str, input: torch.Tensor, **parameters: torch.Tenso
         ArgumentError: devices differ; dtypes differ without torch.autocast; a dtype that no gemm takes.
     """
     dtype, device = input.dtype, input.device
+    device_type = device.type
     _check_dtype(module, "input", dtype)
-    given = [(name, parameter) for name, parameter in parameters.items() if parameter is not None]
-    for name, parameter in given:
+    same = True
+    for name, parameter in parameters.items():
+        if parameter is None:
+            continue
         if parameter.device != device:
             raise ArgumentError(
                 module,
@@ -36,17 +45,26 @@ def activation_dtype(module: str, input: torch.Tensor, **parameters: torch.Tenso
             )
         if parameter.dtype is not dtype:
             _check_dtype(module, name, parameter.dtype)
-    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
-        return torch.get_autocast_dtype(device.type)
-    for name, parameter in given:
-        if parameter.dtype != dtype:
-            raise ArgumentError(
-                module,
-                got=f"input of {dtype}, {name} of {parameter.dtype}",
-                accepted="one dtype for input and parameters outside of torch.autocast",
-                todo=f"cast the input, build the module with params_dtype={dtype}, or use torch.autocast",
-            )
+            same = False
+    if _has_autocast(device_type) and torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    if not same:
+        raise _mixed(module, dtype, parameters)
     return dtype
+
+
+#: Whether torch.autocast knows a device type, which stays what it is.
+_has_autocast = functools.cache(torch.amp.is_autocast_available)
+
+
+def _mixed(module: str, dtype: torch.dtype, parameters: Mapping[str, torch.Tensor | None]) -> ArgumentError:
+    name, other = next((name, p.dtype) for name, p in parameters.items() if p is not None and p.dtype != dtype)
+    return ArgumentError(
+        module,
+        got=f"input of {dtype}, {name} of {other}",
+        accepted="one dtype for input and parameters outside of torch.autocast",
+        todo=f"cast the input, build the module with params_dtype={dtype}, or use torch.autocast",
+    )
 
 
 def _check_dtype(module: str, name: str, dtype: torch.dtype) -> None:

@@ -41,12 +41,9 @@ def input_operand(input: torch.Tensor, call: LinearCall) -> Operand:
 def fprop(input: Operand, weight: Operand, bias: torch.Tensor | None, plan: LinearPlan) -> torch.Tensor:
     """``input @ weight.T + bias``, ``[M, out_features]``."""
     key = plan.key
-    output: torch.Tensor = plan.fprop(
-        input,
-        weight,
-        bias=None if bias is None else bias.to(key.bias_dtype),
-        out_dtype=key.result_dtype("output"),
-    )
+    if bias is not None and bias.dtype is not key.bias_dtype:
+        bias = bias.to(key.bias_dtype)
+    output: torch.Tensor = plan.fprop(input, weight, bias=bias, out_dtype=key.result_dtype("output"))
     return output
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def plain_rows(tensor: torch.Tensor) -> torch.Tensor:
     """``[..., K]`` as ``[M, K]``, dequantized if need be; a view where strides allow."""
     plain = tensor.dequantize() if isinstance(tensor, QuantizedTensor) else tensor
-    return plain.reshape(-1, plain.shape[-1])
+    return plain if plain.dim() == 2 else plain.reshape(-1, plain.shape[-1])  # noqa: PLR2004 - rows already
 
 
 def as_result(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
@@ -27,6 +27,8 @@ def as_result(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     Autograd refuses in-place operations on a view that was made inside a Function, and so would
     ``nn.ReLU(inplace=True)`` after a layer. A kernel's result belongs to nobody else, so it need not be one.
     """
+    if tensor.shape == shape and tensor._base is None:  # no view of anything
+        return tensor
     result: torch.Tensor = torch.ops.aten._unsafe_view.default(tensor, shape)  # noqa: SLF001 - the operator's name
     return result
 

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from te_hal.dispatch import Selection, current_selection, kernel_under
 from te_hal.schema.support import Call
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _FP32 = torch.float32
 
@@ -125,15 +128,25 @@ class _Together(NamedTuple):
     rolling: list[Rolling]
 
     def run(self) -> None:
-        histories, scales, maxima, margins, algos = zip(*self.rolling, strict=True)
-        device, algo = scales[0].device, algos[0]
+        first = self.rolling[0]
+        settings = {"margin": first.margin, "amax_compute_algo": first.amax_compute_algo}
+        if len(self.rolling) == 1:  # a list of one costs more than it saves
+            kernel = self._kernel("update_delayed_scale", ("amax_history", "scale", "reduced_amax"))
+            kernel(first.amax_history, first.scale, fp8_max=first.fp8_max, **settings)
+            return
+        kernel = self._kernel("update_delayed_scales", ("amax_histories", "scales", "reduced_amaxes"))
+        histories, scales, maxima, _, _ = zip(*self.rolling, strict=True)
+        kernel(histories, scales, fp8_maxima=maxima, **settings)
+
+    def _kernel(self, op: str, operands: tuple[str, str, str]) -> Callable[..., Any]:
+        first = self.rolling[0]
+        device, algo = first.scale.device, first.amax_compute_algo
 
         def call() -> Call:
-            kinds = {"amax_histories": _FP32, "scales": _FP32, "reduced_amaxes": None}
-            return Call("update_delayed_scales", device, kinds, {"amax_compute_algo": algo})
+            kinds = dict(zip(operands, (_FP32, _FP32, None), strict=True))
+            return Call(op, device, kinds, {"amax_compute_algo": algo})
 
-        kernel = kernel_under(self.selection, ("UpdateQueue", device, algo), call)
-        kernel(histories, scales, fp8_maxima=maxima, margin=margins[0], amax_compute_algo=algo)
+        return kernel_under(self.selection, ("UpdateQueue", op, device, algo), call)
 
 
 def _take_steps(waiting: _Waiting) -> list[_Alone | _Together]:

@@ -25,6 +25,8 @@ def test_the_emulator_passes_and_the_report_names_library_and_device(command_lin
     assert "every check of backend musa_emulator passed" in done.stdout
     for words in ("host emulation", "division", "square root", "FP8 encoder", "quantize(", "gemm(layout=wgrad"):
         assert words in done.stdout
+    for op in ("quantize_current", "layernorm_quantize", "activation_bwd_quantize", "update_delayed_scales"):
+        assert f"pass  {op}(" in done.stdout
 
 
 @pytest.mark.usefixtures("_emulator")
@@ -39,7 +41,18 @@ def test_a_kernel_that_is_wrong_or_fails_is_a_failed_check():
         msg = "the board is on fire"
         raise RuntimeError(msg)
 
-    kernels = {**source.kernels, "amax": wrong, "softmax_fwd": failing}
+    def one_code_off(*args: object, **flags: object) -> object:
+        storage, sums = source.kernels["bias_grad_quantize"](*args, **flags)
+        storage.rowwise_data[0, 0] ^= 1
+        return storage, sums
+
+    def much_is_off(*args: object, **flags: object) -> object:
+        storage, rstd = source.kernels["rmsnorm_quantize"](*args, **flags)
+        storage.rowwise_data[::100] ^= 1
+        return storage, rstd
+
+    fused = {"bias_grad_quantize": one_code_off, "rmsnorm_quantize": much_is_off}
+    kernels = {**source.kernels, "amax": wrong, "softmax_fwd": failing, **fused}
     tested = stub("unsound", kernels=kernels)
     reference = registry.tables().backends["cpu_reference"]
 
@@ -48,7 +61,7 @@ def test_a_kernel_that_is_wrong_or_fails_is_a_failed_check():
 
     checks = list(Selftest(tested, run, native.library, torch.device("cpu"), 0).checks())
     failed = {check.name.partition("(")[0] for check in checks if not check.passed}
-    assert failed == {"amax", "atomic maximum", "softmax_fwd"}
+    assert failed == {"amax", "atomic maximum", "softmax_fwd", *fused}
     assert any("RuntimeError: the board is on fire" in check.detail for check in checks)
 
 

@@ -29,10 +29,25 @@ class Several:
         self.error = error
         reference = te_hal.dispatch.backend_for(CPU)
         self.one = reference.kernels["update_delayed_scale"]
-        kernels = {**reference.kernels, "update_delayed_scales": self.update}
+        made = {"update_delayed_scale": self.update_one, "update_delayed_scales": self.update}
+        kernels = {**reference.kernels, **made}
         register_backend(
             Backend(name="several", kernels=kernels, serves=frozenset({"cpu"}), supports=reference.supports)
         )
+
+    def update_one(
+        self,
+        amax_history: Any,
+        scale: Any,
+        *,
+        reduced_amax: Any = None,
+        fp8_max: float,
+        margin: int = 0,
+        amax_compute_algo: str = "max",
+    ) -> None:
+        settings = {"margin": margin, "amax_compute_algo": amax_compute_algo}
+        assert reduced_amax is None
+        self.update((amax_history,), (scale,), fp8_maxima=(fp8_max,), **settings)
 
     def update(
         self,
