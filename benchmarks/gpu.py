@@ -2,233 +2,175 @@
 
     python benchmarks/gpu.py [--json FILE]
 
-Each time is the median of events around one call, with 1 GiB written before it, so that nothing lies in the cache and
-the host is ahead of the device. "goal" is in us; the copy took 67.9 us where the goals come from, and a miss is judged
-by the ratio to the copy. "TE" are the times of Transformer Engine 2.20 on another day on a machine of this kind.
+Sizes are 8192x8192 bf16 where nothing else is said. gpu_rows.py says how it is measured, and what the columns are.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-import time
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import environment_line
 import torch
+from gpu_rows import Base, Group, Row, Table, device_us, host_us
 
 import te_hal
 import te_hal.modules as te
 from te_hal import ops, recipe
-from te_hal.ffi import codes
-from te_hal.ffi.native import native_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Row = tuple[str, Callable[[], object], float | None, float | None]
+    from collections.abc import Callable, Sequence
 
 E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
-SIZE = 8192
-COPY_OF_THE_GOALS = 67.9
+DEVICE, SIZE, SCORES, GEMM = "cuda", 8192, (64, 2048, 2048), (16384, 4096, 4096)
 
 
-def median_us(run: Callable[[], object], rounds: int = 30) -> float:
-    """Median device time of one call."""
-    flush = torch.empty(1 << 28, dtype=torch.int32, device="cuda")
-    times = []
-    for index in range(rounds + 5):
-        flush.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        if index >= 5:  # noqa: PLR2004 - warm-up
-            times.append(1e3 * start.elapsed_time(end))
-    return statistics.median(times)
+def some(*shape: int) -> torch.Tensor:
+    """Normal values."""
+    return torch.randn(*shape, device=DEVICE).to(BF16)
 
 
-def wall_us(run: Callable[[], object], rounds: int = 300) -> float:
-    """Median host time of one call, the device never waited for in between."""
-    for _ in range(50):
-        run()
-    torch.cuda.synchronize()
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        run()
-        times.append(1e6 * (time.perf_counter() - start))
-        if len(times) % 20 == 0:
-            torch.cuda.synchronize()
-    return statistics.median(times)
+def scale_and_amax() -> tuple[torch.Tensor, torch.Tensor]:
+    """As delayed scaling gives them to a cast."""
+    return torch.full((1,), 20.0, device=DEVICE), torch.zeros(1, device=DEVICE)
 
 
-class Direct:
-    """Entries of the kernel library that no op of te_hal calls yet."""
+def cast_rows() -> Sequence[Row]:
+    """Casts of what is there."""
+    x, (scale, amax) = some(SIZE, SIZE), scale_and_amax()
+    target = torch.empty_like(x)
 
-    def __init__(self) -> None:
-        native = native_of("cuda")
-        if native is None:
-            msg = "backend cuda is not loaded"
-            raise RuntimeError(msg)
-        self.native, self.lib, self.api = native, native.lib, native.library.api
-        self.stream = torch.cuda.current_stream().cuda_stream
-        self.row = torch.empty(SIZE, SIZE, dtype=torch.uint8, device="cuda")
-        self.column = torch.empty_like(self.row)
-        self.scale = torch.full((1,), 20.0, device="cuda")
-        self.amax, self.inverse = torch.zeros(1, device="cuda"), torch.ones(1, device="cuda")
-        self.rows = torch.empty(SIZE, device="cuda")
-        self.means = torch.empty(SIZE, device="cuda")
-        self.workspace = torch.empty(1 << 26, dtype=torch.uint8, device="cuda")
-
-    def checked(self, status: int) -> None:
-        """Raise for a status."""
-        if status:
-            self.native.check(status, "benchmark")
-
-    def current(self, x: torch.Tensor, *, columnwise: bool) -> Callable[[], None]:
-        """amax, scale and cast in one entry."""
-        space = (self.workspace.data_ptr(), self.workspace.numel())
-
-        def run() -> None:
-            self.checked(
-                self.lib.api_quantize_current(
-                    *(self.api, x.data_ptr(), codes.DTYPES[x.dtype], *x.shape, self.scale.data_ptr(), 0, 0.0, 0),
-                    *self._copies(columnwise=columnwise),
-                    *(codes.DTYPES[E4M3], *space, self.stream),
-                )
-            )
-
-        return run
-
-    def blocks(self, x: torch.Tensor, *, columnwise: bool, order: int) -> Callable[[], None]:
-        """1x128 blocks."""
-        groups = SIZE // 128
-        row_scales = torch.empty(SIZE, groups, device="cuda")
-        column_scales = torch.empty(groups, SIZE, device="cuda")
-        column = (self.column.data_ptr(), column_scales.data_ptr(), SIZE, 1) if columnwise else (0, 0, 0, 0)
-
-        def run() -> None:
-            self.checked(
-                self.lib.api_quantize_blocks(
-                    *(self.api, x.data_ptr(), codes.DTYPES[x.dtype], *x.shape, 3, 0.0, 2),
-                    *(self.row.data_ptr(), row_scales.data_ptr(), groups, 1, *column, order),
-                    *(codes.DTYPES[E4M3], self.stream),
-                )
-            )
-
-        return run
-
-    def norm(self, x: torch.Tensor, weight: torch.Tensor, *, layer: bool, columnwise: bool) -> Callable[[], None]:
-        """Norm and cast in one entry, scale given."""
-        dtype = codes.DTYPES[x.dtype]
-        bias = (weight.data_ptr(), dtype) if layer else (0, codes.NO_DTYPE)
-        kind = codes.LAYERNORM if layer else codes.RMSNORM
-        mean = self.means.data_ptr() if layer else 0
-        space = (self.workspace.data_ptr(), self.workspace.numel())
-
-        def run() -> None:
-            self.checked(
-                self.lib.api_norm_quantize(
-                    *(self.api, kind, x.data_ptr(), dtype, *x.shape, weight.data_ptr(), dtype, *bias, 1e-5, 0, mean),
-                    *(self.rows.data_ptr(), 0, dtype, 1, self.scale.data_ptr(), self.amax.data_ptr(), 0.0),
-                    *self._copies(columnwise=columnwise),
-                    *(codes.DTYPES[E4M3], *space, self.stream),
-                )
-            )
-
-        return run
-
-    def activation(self, x: torch.Tensor, kind: int, *, columnwise: bool) -> Callable[[], None]:
-        """Activation and cast in one entry, scale given."""
-        dtype = codes.DTYPES[x.dtype]
-        space = (self.workspace.data_ptr(), self.workspace.numel())
-
-        def run() -> None:
-            self.checked(
-                self.lib.api_activation_quantize(
-                    *(self.api, kind, x.data_ptr(), dtype, SIZE, SIZE, 0.0, 0.0, 0.0, dtype, 1),
-                    *(self.scale.data_ptr(), self.amax.data_ptr(), 0.0, 0),
-                    *self._copies(columnwise=columnwise),
-                    *(codes.DTYPES[E4M3], *space, self.stream),
-                )
-            )
-
-        return run
-
-    def _copies(self, *, columnwise: bool) -> tuple[int, ...]:
-        inverse = self.inverse.data_ptr()
-        column = self.column.data_ptr() if columnwise else 0
-        return self.row.data_ptr(), column, 0, inverse, inverse if columnwise else 0
-
-
-def kernel_rows(direct: Direct) -> list[Row]:
-    """(work, call, goal, TE's time) of the memory-bound kernels."""
-    x, y = (torch.randn(SIZE, SIZE, device="cuda").to(BF16) for _ in range(2))
-    wide = torch.randn(SIZE, 2 * SIZE, device="cuda").to(BF16)
-    weight, target = torch.randn(SIZE, device="cuda").to(BF16), torch.empty_like(x)
-    scale, amax = direct.scale, direct.amax
-    _, mean, rstd = ops.layernorm_fwd(x, weight, weight)
-    scores = torch.randn(64, 2048, 2048, device="cuda").to(BF16)
-    grads, probabilities = torch.randn_like(scores), ops.softmax_fwd(scores, causal="top_left")
-
-    def cast(*, columnwise: bool) -> Callable[[], object]:
+    def delayed(*, columnwise: bool) -> Callable[[], object]:
         return lambda: ops.quantize(x, scale, amax=amax, dtype=E4M3, columnwise=columnwise)
 
+    def current(*, columnwise: bool) -> Callable[[], object]:
+        return lambda: ops.quantize_current(x, dtype=E4M3, columnwise=columnwise)
+
+    def blocks(mode: str, *, columnwise: bool, order: str = "transposed") -> Callable[[], object]:
+        settings: dict[str, Any] = {"mode": mode, "columnwise": columnwise, "columnwise_order": order}
+        power_of_2 = {} if mode == "mxfp8" else {"power_of_2": True}
+        return lambda: ops.quantize(x, dtype=E4M3, **settings, **power_of_2)
+
     return [
-        ("copy", lambda: target.copy_(x), None, 67.9),
-        ("quantize delayed row", cast(columnwise=False), 54, 53.6),
-        ("quantize delayed row+col", cast(columnwise=True), 73, 79.1),
-        ("quantize current row", direct.current(x, columnwise=False), 88, 92.5),
-        ("quantize current row+col", direct.current(x, columnwise=True), 108, 117.8),
-        ("block 1x128 row", direct.blocks(x, columnwise=False, order=1), 57, 66.6),
-        ("block 1x128 row+col same", direct.blocks(x, columnwise=True, order=1), 78, None),
-        ("block 1x128 row+col transposed", direct.blocks(x, columnwise=True, order=0), 82, 104.7),
-        ("rmsnorm", lambda: ops.rmsnorm_fwd(x, weight), 71, 77.1),
-        ("rmsnorm + fp8 row", direct.norm(x, weight, layer=False, columnwise=False), 58, 85.9),
-        ("rmsnorm + fp8 row+col", direct.norm(x, weight, layer=False, columnwise=True), 92, 120.9),
-        ("layernorm", lambda: ops.layernorm_fwd(x, weight, weight), 73, 86.2),
-        ("layernorm + fp8 row", direct.norm(x, weight, layer=True, columnwise=False), 61, 101.6),
-        ("layernorm + fp8 row+col", direct.norm(x, weight, layer=True, columnwise=True), 95, 137.0),
-        ("layernorm bwd", lambda: ops.layernorm_bwd(y, x, mean, rstd, weight), 124, 206.6),
-        ("rmsnorm bwd", lambda: ops.rmsnorm_bwd(y, x, rstd, weight), 114, 151.9),
-        ("gelu + fp8 row", direct.activation(x, codes.ACTIVATION_KINDS["gelu"], columnwise=False), 58, 89.5),
-        ("gelu + fp8 row+col", direct.activation(x, codes.ACTIVATION_KINDS["gelu"], columnwise=True), 76, 100.7),
-        ("swiglu + fp8 row", direct.activation(wide, codes.ACTIVATION_KINDS["swiglu"], columnwise=False), 93, 115.7),
-        (
-            "swiglu + fp8 row+col",
-            direct.activation(wide, codes.ACTIVATION_KINDS["swiglu"], columnwise=True),
-            114,
-            151.3,
-        ),
-        ("dswiglu bf16", lambda: ops.activation_bwd(y, wide, activation="swiglu"), 166, 162.8),
-        ("dgelu bf16", lambda: ops.activation_bwd(y, x, activation="gelu"), 107, 106.5),
-        ("causal softmax fwd", lambda: ops.softmax_fwd(scores, scale=0.1, causal="top_left"), 237, 365.4),
-        ("causal softmax bwd", lambda: ops.softmax_bwd(grads, probabilities, scale=0.1), 315, 525.1),
+        Row("copy", lambda: target.copy_(x), None, 67.9),
+        Row("quantize delayed row", delayed(columnwise=False), 54, 53.6),
+        Row("quantize delayed row+col", delayed(columnwise=True), 73, 79.1),
+        Row("quantize current row", current(columnwise=False), 88, 92.5),
+        Row("quantize current row+col", current(columnwise=True), 108, 117.8),
+        Row("block 1x128 row", blocks("block_1x128", columnwise=False), 57, 66.6),
+        Row("block 1x128 row+col same", blocks("block_1x128", columnwise=True, order="same"), 78),
+        Row("block 1x128 row+col transposed", blocks("block_1x128", columnwise=True), 82, 104.7),
+        Row("block 128x128 row", blocks("block_128x128", columnwise=False), None, 57.1),
+        Row("block 128x128 row+col", blocks("block_128x128", columnwise=True), None, 76.3),
+        Row("mxfp8 row", blocks("mxfp8", columnwise=False)),
+        Row("mxfp8 row+col same", blocks("mxfp8", columnwise=True, order="same")),
     ]
 
 
-def gemm_rows() -> list[Row]:
-    """An FP8 gemm of 16384x4096x4096 and torch's own call."""
-    a, b = (torch.randn(n, 4096, device="cuda").to(BF16) for n in (16384, 4096))
-    one = torch.ones(1, device="cuda")
-    qa, qb = (ops.quantize(x, one, dtype=E4M3) for x in (a, b))
-    ta, tb = (q.rowwise_data.view(E4M3) for q in (qa, qb))
+def norm_rows() -> Sequence[Row]:
+    """Norms, with and without the cast of their result; delayed scaling where nothing else is said."""
+    x, grad, weight = some(SIZE, SIZE), some(SIZE, SIZE), some(SIZE)
+    scale, amax = scale_and_amax()
+    _, mean, rstd = ops.layernorm_fwd(x, weight, weight)
+
+    def rms(*, columnwise: bool, **given: Any) -> Callable[[], object]:  # noqa: ANN401 - scale and amax, or none
+        return lambda: ops.rmsnorm_quantize(x, weight, dtype=E4M3, columnwise=columnwise, **given)
+
+    def layer(*, columnwise: bool, **given: Any) -> Callable[[], object]:  # noqa: ANN401 - as above
+        return lambda: ops.layernorm_quantize(x, weight, weight, dtype=E4M3, columnwise=columnwise, **given)
+
+    delayed = {"scale": scale, "amax": amax}
     return [
-        ("torch._scaled_mm", lambda: torch._scaled_mm(ta, tb.t(), one, one, out_dtype=BF16), None, 427.9),  # noqa: SLF001
-        ("gemm fp8 per tensor", lambda: ops.gemm(qa, qb), None, 427.9),
+        Row("rmsnorm", lambda: ops.rmsnorm_fwd(x, weight), 71, 77.1),
+        Row("rmsnorm + fp8 row", rms(columnwise=False, **delayed), 58, 85.9),
+        Row("rmsnorm + fp8 row+col", rms(columnwise=True, **delayed), 92, 120.9),
+        Row("rmsnorm + current row+col", rms(columnwise=True)),
+        Row("layernorm", lambda: ops.layernorm_fwd(x, weight, weight), 73, 86.2),
+        Row("layernorm + fp8 row", layer(columnwise=False, **delayed), 61, 101.6),
+        Row("layernorm + fp8 row+col", layer(columnwise=True, **delayed), 95, 137.0),
+        Row("layernorm + current row+col", layer(columnwise=True)),
+        Row("layernorm bwd", lambda: ops.layernorm_bwd(grad, x, mean, rstd, weight), 124, 206.6),
+        Row("rmsnorm bwd", lambda: ops.rmsnorm_bwd(grad, x, rstd, weight), 114, 151.9),
+    ]
+
+
+def activation_rows() -> Sequence[Row]:
+    """Activations, their backward, and the gradient of a bias; delayed scaling where nothing else is said."""
+    x, grad, wide = some(SIZE, SIZE), some(SIZE, SIZE), some(SIZE, 2 * SIZE)
+    scale, amax = scale_and_amax()
+
+    def cast(name: str, *, columnwise: bool, delayed: bool = True) -> Callable[[], object]:
+        given: dict[str, Any] = {"scale": scale, "amax": amax} if delayed else {}
+        of = wide if name == "swiglu" else x
+        return lambda: ops.activation_quantize(of, activation=name, dtype=E4M3, columnwise=columnwise, **given)
+
+    backward: dict[str, Any] = {"activation": "gelu", "bias_grad": True, "dtype": torch.float8_e5m2, "columnwise": True}
+    return [
+        Row("gelu + fp8 row", cast("gelu", columnwise=False), 58, 89.5),
+        Row("gelu + fp8 row+col", cast("gelu", columnwise=True), 76, 100.7),
+        Row("gelu + current row+col", cast("gelu", columnwise=True, delayed=False)),
+        Row("swiglu + fp8 row", cast("swiglu", columnwise=False), 93, 115.7),
+        Row("swiglu + fp8 row+col", cast("swiglu", columnwise=True), 114, 151.3),
+        Row("dswiglu bf16", lambda: ops.activation_bwd(grad, wide, activation="swiglu"), 166, 162.8),
+        Row("dgelu bf16", lambda: ops.activation_bwd(grad, x, activation="gelu"), 107, 106.5),
+        Row("dgelu + dbias + fp8 row+col", lambda: ops.activation_bwd_quantize(grad, x, scale, amax=amax, **backward)),
+        Row("dgelu + dbias + current row+col", lambda: ops.activation_bwd_quantize(grad, x, **backward)),
+        Row(
+            "dbias + fp8 row+col",
+            lambda: ops.bias_grad_quantize(grad, scale, amax=amax, dtype=torch.float8_e5m2, columnwise=True),
+        ),
+    ]
+
+
+def softmax_rows() -> Sequence[Row]:
+    """64 x 2048 x 2048."""
+    scores = some(*SCORES)
+    grads, probabilities = torch.randn_like(scores), ops.softmax_fwd(scores, causal="top_left")
+    return [
+        Row("causal softmax fwd", lambda: ops.softmax_fwd(scores, scale=0.1, causal="top_left"), 237, 365.4),
+        Row("causal softmax bwd", lambda: ops.softmax_bwd(grads, probabilities, scale=0.1), 315, 525.1),
+    ]
+
+
+def gemm_rows() -> Sequence[Row]:
+    """16384x4096x4096 with a scale per tensor."""
+    rows, columns, contraction = GEMM
+    one = torch.ones(1, device=DEVICE)
+    a, b = (ops.quantize(some(n, contraction), one, dtype=E4M3) for n in (rows, columns))
+    left, right = (storage.rowwise_data.view(E4M3) for storage in (a, b))
+    return [
+        Row("torch._scaled_mm", lambda: torch._scaled_mm(left, right.t(), one, one, out_dtype=BF16)),  # noqa: SLF001
+        Row("gemm fp8 per tensor", lambda: ops.gemm(a, b), 1.02, 427.9),
+    ]
+
+
+def block_gemm_rows() -> Sequence[Row]:
+    """16384x4096x4096 with scales per 1x128 and 128x128 block."""
+    rows, columns, contraction = GEMM
+    a, b = (
+        ops.quantize(some(n, contraction), dtype=E4M3, mode=mode, columnwise=False, power_of_2=True)
+        for n, mode in ((rows, "block_1x128"), (columns, "block_128x128"))
+    )
+    left, right = (storage.rowwise_data.view(E4M3) for storage in (a, b))
+    of_left, of_right = a.rowwise_scale_inv.t()[:rows], b.rowwise_scale_inv.t()
+    functional: Any = torch.nn.functional
+    kinds = functional.ScalingType.BlockWise1x128, functional.ScalingType.BlockWise128x128
+
+    def by_torch() -> object:
+        return functional.scaled_mm(left, right.t(), of_left, kinds[0], of_right, kinds[1], output_dtype=BF16)
+
+    return [
+        Row("torch scaled_mm with blocks", by_torch),
+        Row("gemm fp8 with blocks", lambda: ops.gemm(a, b), 1.02, 483.3),
     ]
 
 
 def layer(size: tuple[int, int, int], chosen: recipe.Recipe | None, *, backward: bool) -> Callable[[], None]:
-    """A layer's forward, or forward and backward."""
+    """A Linear's forward, or forward and backward."""
     rows, wide, narrow = size
-    module = te.Linear(wide, narrow, params_dtype=BF16, device="cuda")
-    x = torch.randn(rows, wide, device="cuda").to(BF16).requires_grad_()
-    grad = torch.randn(rows, narrow, device="cuda").to(BF16)
+    module = te.Linear(wide, narrow, params_dtype=BF16, device=DEVICE)
+    x, grad = some(rows, wide).requires_grad_(), some(rows, narrow)
 
     def run() -> None:
         with te.autocast(enabled=chosen is not None, recipe=chosen):
@@ -241,58 +183,67 @@ def layer(size: tuple[int, int, int], chosen: recipe.Recipe | None, *, backward:
     return run
 
 
-def layer_rows() -> list[Row]:
-    """Layers at full size."""
-    size = (16384, 4096, 4096)
+def layer_rows() -> Sequence[Row]:
+    """Linear 16384x4096x4096."""
     delayed, current = recipe.DelayedScaling(), recipe.Float8CurrentScaling()
     return [
-        ("Linear fwd+bwd bf16", layer(size, None, backward=True), None, 2394.6),
-        ("Linear fwd+bwd delayed", layer(size, delayed, backward=True), 1490, 1501.3),
-        ("Linear fwd+bwd current", layer(size, current, backward=True), 1535, 1555.0),
+        Row("Linear fwd+bwd bf16", layer(GEMM, None, backward=True), None, 2394.6),
+        Row("Linear fwd+bwd delayed", layer(GEMM, delayed, backward=True), 1490, 1501.3),
+        Row("Linear fwd+bwd current", layer(GEMM, current, backward=True), 1535, 1555.0),
     ]
 
 
-def host_rows() -> list[Row]:
-    """Layers so small that the host decides."""
+def host_rows(*, backward: bool) -> Sequence[Row]:
+    """Linear(128, 128), so small that the host decides."""
     size = (128, 128, 128)
     delayed, current = recipe.DelayedScaling(), recipe.Float8CurrentScaling()
-    plain = torch.nn.Linear(128, 128, device="cuda", dtype=BF16)
-    x = torch.randn(128, 128, device="cuda").to(BF16)
+    plain = torch.nn.Linear(128, 128, device=DEVICE, dtype=BF16)
+    x, grad = some(128, 128).requires_grad_(), some(128, 128)
+    if not backward:
+        return [
+            Row("nn.Linear fwd", lambda: plain(x), None, 30.8),
+            Row("Linear(128,128) fwd bf16", layer(size, None, backward=False), None, 181.1),
+            Row("Linear(128,128) fwd delayed", layer(size, delayed, backward=False), 100, 287.9),
+            Row("Linear(128,128) fwd current", layer(size, current, backward=False), 190, 546.6),
+        ]
+
+    def both() -> None:
+        x.grad = None
+        plain.zero_grad(set_to_none=True)
+        plain(x).backward(grad)
+
     return [
-        ("nn.Linear fwd", lambda: plain(x), None, 30.8),
-        ("Linear(128,128) fwd delayed", layer(size, delayed, backward=False), 100, 287.9),
-        ("Linear(128,128) fwd current", layer(size, current, backward=False), 190, 546.6),
-        ("Linear(128,128) fwd+bwd delayed", layer(size, delayed, backward=True), 540, 1548.9),
+        Row("nn.Linear fwd+bwd", both, None, 335.0),
+        Row("Linear(128,128) fwd+bwd bf16", layer(size, None, backward=True), None, 910.6),
+        Row("Linear(128,128) fwd+bwd delayed", layer(size, delayed, backward=True), 540, 1548.9),
+        Row("Linear(128,128) fwd+bwd current", layer(size, current, backward=True), None, 1565.2),
     ]
 
 
-def main() -> None:
-    """Print the table, and write it where --json says."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+GROUPS = [
+    Group("casts", cast_rows, device_us),
+    Group("norms", norm_rows, device_us),
+    Group("activations", activation_rows, device_us),
+    Group("softmax", softmax_rows, device_us),
+    Group("gemm per tensor", gemm_rows, device_us, Base("torch._scaled_mm", 1.0)),
+    Group("gemm with blocks", block_gemm_rows, device_us, Base("torch scaled_mm with blocks", 1.0)),
+    Group("layers", layer_rows, device_us),
+    Group("host, forward", lambda: host_rows(backward=False), host_us, Base("nn.Linear fwd", 30.8)),
+    Group("host, forward and backward", lambda: host_rows(backward=True), host_us, Base("nn.Linear fwd+bwd", 335.0)),
+]
+
+
+def main() -> int:
+    """Measure every group; 1 if one failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args()
     te_hal.set_backend("cuda")
-    ops.amax(torch.ones(1, device="cuda"))
-    environment = environment_line.describe("cuda")
-    print(environment)
-    results: list[dict[str, Any]] = []
-    copy = 0.0
-    for measure, rows in (
-        (median_us, kernel_rows(Direct())),
-        (median_us, gemm_rows()),
-        (median_us, layer_rows()),
-        (wall_us, host_rows()),
-    ):
-        for work, run, goal, transformer_engine in rows:
-            found = measure(run)
-            copy = found if work == "copy" else copy
-            ratio, wanted = found / copy, None if goal is None else goal / COPY_OF_THE_GOALS
-            results.append({"work": work, "us": found, "of copy": ratio, "goal us": goal, "TE us": transformer_engine})
-            said = "" if wanted is None else f"goal {goal:5.0f} us, {wanted:5.2f} x copy"
-            print(f"{work:32s} {found:8.1f} us {ratio:6.2f} x copy   {said:30s} TE {transformer_engine}")
-    if options.json is not None:
-        options.json.write_text(json.dumps({"environment": environment, "rows": results}, indent=1))
+    table = Table(options.json)
+    for group in GROUPS:
+        table.add(group)
+    return int(table.failed)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
