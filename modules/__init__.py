@@ -18,6 +18,7 @@ from te_hal.modules.rmsnorm import RMSNorm
 from te_hal.modules.rng_tracker import CudaRNGStatesTracker, RNGStatesTracker
 from te_hal.modules.saved import prepare_for_saving, restore_from_saved
 from te_hal.modules.state_dict import check_extra_states
+from te_hal.modules.transformer import TransformerLayer
 from te_hal.quantization import (
     Float8BlockQuantizer,
     Float8BlockwiseQTensor,
@@ -72,6 +73,7 @@ __all__ = [
     "RMSNorm",
     "RNGStatesTracker",
     "RotaryPositionEmbedding",
+    "TransformerLayer",
     "apply_rotary_pos_emb",
     "autocast",
     "check_extra_states",
@@ -116,7 +118,6 @@ _LATER = (
     "QuantizedTensorStorage",
     "QuantizerRequest",
     "QuantizerRole",
-    "TransformerLayer",
     "UserBufferQuantizationMode",
     "checkpoint",
     "deinterleave_glu_tensor",

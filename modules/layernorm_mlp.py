@@ -245,7 +245,7 @@ class LayerNormMLP(Fp8Module):
         # docs/numerics.md, F4; in fp32 the product's own bias is the same sum.
         later = formats is None and bias is not None and self.activation == "gelu" and dtype != torch.float32
         fc1 = plan_key(
-            formats and formats["fc1"],
+            formats["fc1"] if formats else None,
             inp,
             given["fc1_weight"],
             None if later else bias,
@@ -256,7 +256,7 @@ class LayerNormMLP(Fp8Module):
         fc1 = fc1._replace(bias_grad=grad and _wants(bias) and not later)
         fc1 = fc1._replace(grad_is_quantized=casts_gradient(fc1.format_of("grad_output")))
         fc2 = plan_key(
-            formats and formats["fc2"],
+            formats["fc2"] if formats else None,
             inp,
             given["fc2_weight"],
             given["fc2_bias"],

@@ -105,9 +105,7 @@ CASES = {
     ),
     "B36": Case(
         "a checkpoint copied into FP8 weights leaves a stale amax",
-        (
-            "modules/test_quantized_weights.py::test_loaded_weights_are_quantized_by_their_own_amax",
-        ),
+        ("modules/test_quantized_weights.py::test_loaded_weights_are_quantized_by_their_own_amax",),
     ),
     "B39": Case(
         "extra state missing in foreign weights",
@@ -145,9 +143,7 @@ CASES = {
     ),
     "B47": Case(
         "another dtype for FP8 weights",
-        (
-            "modules/test_quantized_weights.py::test_another_nominal_dtype_leaves_weights_quantized_and_their_values",
-        ),
+        ("modules/test_quantized_weights.py::test_another_nominal_dtype_leaves_weights_quantized_and_their_values",),
     ),
     "B49": Case(
         "master weights started from dequantized ones",

@@ -33,7 +33,8 @@ def test_outputs_and_gradients_lie_within_the_recorded_bounds(case):
 def test_every_recorded_state_is_reproduced_exactly_where_its_input_is(case):
     (module_name, _, recipe_name), found = case
     keys = [key for key in compared(found) if "meta" in key]
-    assert len(keys) == (12 if recipe_name.startswith("delayed") else 0)
+    parts = 3 if module_name == "TransformerLayer" else 1
+    assert len(keys) == (12 * parts if recipe_name.startswith("delayed") else 0)
     for key in keys:
         assert state_agrees(module_name, key, found[key], found[f"ref/{key}"]), key
 
@@ -47,5 +48,5 @@ def test_fp8_results_stand_far_closer_to_the_reference_than_the_unquantized_ones
             continue
         unquantized = values[f"{module_name}/{dtype}/none/{key}"]
         quantization = distance(unquantized, found[f"ref/{key}"])
-        assert quantization > 0.01
+        assert quantization > 0.005
         assert distance(found[key], found[f"ref/{key}"]) <= quantization * share_of(module_name, key), key

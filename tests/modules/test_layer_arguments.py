@@ -143,7 +143,140 @@ LAYERNORM_MLP = Described(
     },
 )
 
-DESCRIBED = {"LayerNormLinear": LAYERNORM_LINEAR, "LayerNormMLP": LAYERNORM_MLP}
+PACKING = (
+    "cu_seqlens_q",
+    "cu_seqlens_kv",
+    "cu_seqlens_q_padded",
+    "cu_seqlens_kv_padded",
+    "max_seqlen_q",
+    "max_seqlen_kv",
+)
+
+TRANSFORMER = Described(
+    te.TransformerLayer,
+    (32, 64, 4),
+    {
+        "hidden_size": NEEDED,
+        "ffn_hidden_size": NEEDED,
+        "num_attention_heads": NEEDED,
+        "num_gqa_groups": None,
+        "layernorm_epsilon": 1e-5,
+        "hidden_dropout": 0.1,
+        "attention_dropout": 0.1,
+        "init_method": None,
+        "output_layer_init_method": None,
+        "layer_number": None,
+        "kv_channels": None,
+        "self_attn_mask_type": "causal",
+        "window_size": None,
+        "bottom_right_diagonal": None,
+        "enc_dec_attn_mask_type": "no_mask",
+        "enc_dec_bottom_right_diagonal": None,
+        "enc_dec_window_size": None,
+        "tp_group": None,
+        "tp_size": 1,
+        "params_dtype": None,
+        "get_rng_state_tracker": None,
+        "fuse_wgrad_accumulation": False,
+        "seq_length": None,
+        "micro_batch_size": None,
+        "sequence_parallel": False,
+        "apply_residual_connection_post_layernorm": False,
+        "output_layernorm": False,
+        "parallel_attention_mlp": False,
+        "layer_type": "encoder",
+        "drop_path_rate": 0.0,
+        "set_parallel_mode": False,
+        "fuse_qkv_params": False,
+        "rotary_pos_interleaved": False,
+        "zero_centered_gamma": False,
+        "qkv_weight_interleaved": True,
+        "ub_tp_comm_overlap": False,
+        "ub_overlap_ag": True,
+        "ub_overlap_rs": True,
+        "ub_overlap_rs_dgrad": False,
+        "ub_bulk_dgrad": True,
+        "ub_bulk_wgrad": True,
+        "bias": True,
+        "activation": "gelu",
+        "activation_params": None,
+        "normalization": "LayerNorm",
+        "device": None,
+        "attn_input_format": "sbhd",
+        "name": None,
+        "qk_norm_type": None,
+        "qk_norm_eps": 1e-6,
+        "qk_norm_before_rope": False,
+        "softmax_type": "vanilla",
+    },
+    {
+        "hidden_states": NEEDED,
+        "attention_mask": None,
+        "self_attn_mask_type": None,
+        "window_size": None,
+        "bottom_right_diagonal": None,
+        "encoder_output": None,
+        "enc_dec_attn_mask": None,
+        "enc_dec_attn_mask_type": None,
+        "enc_dec_window_size": None,
+        "enc_dec_bottom_right_diagonal": None,
+        "is_first_microbatch": None,
+        "checkpoint_core_attention": False,
+        "inference_params": None,
+        "rotary_pos_emb": None,
+        "core_attention_bias_type": "no_bias",
+        "core_attention_bias": None,
+        "alibi_slopes": None,
+        **dict.fromkeys(PACKING),
+        "fast_zero_fill": True,
+        "pad_between_seqs": None,
+    },
+    {
+        "window_size": (4, 0),
+        "bottom_right_diagonal": True,
+        "enc_dec_attn_mask_type": "padding",
+        "enc_dec_bottom_right_diagonal": True,
+        "enc_dec_window_size": (4, 4),
+        "tp_group": object(),
+        "tp_size": 2,
+        "seq_length": 128,
+        "micro_batch_size": 2,
+        "sequence_parallel": True,
+        "parallel_attention_mlp": True,
+        "layer_type": "decoder",
+        "drop_path_rate": 0.1,
+        "set_parallel_mode": True,
+        "ub_tp_comm_overlap": True,
+        "ub_overlap_ag": False,
+        "ub_overlap_rs": False,
+        "ub_overlap_rs_dgrad": True,
+        "ub_bulk_dgrad": False,
+        "ub_bulk_wgrad": False,
+        "qk_norm_type": "RMSNorm",
+        "qk_norm_eps": 1e-5,
+        "qk_norm_before_rope": True,
+        "softmax_type": "learnable",
+    },
+    COMMON_WRONG
+    | {
+        "layernorm_epsilon": "small",
+        "hidden_dropout": 1.0,
+        "attention_dropout": -0.1,
+        "num_attention_heads": 5,
+        "num_gqa_groups": 3,
+        "kv_channels": 0,
+        "self_attn_mask_type": "diagonal",
+        "attn_input_format": "hbsd",
+        "layer_type": "both",
+        "activation": "tanh",
+        "activation_params": {"beta": 1.0},
+        "layer_number": 0,
+        "fuse_wgrad_accumulation": True,  # without fuse_qkv_params
+        "output_layernorm": "no",
+    },
+)
+
+DESCRIBED = {"LayerNormLinear": LAYERNORM_LINEAR, "LayerNormMLP": LAYERNORM_MLP, "TransformerLayer": TRANSFORMER}
 MODULES = pytest.mark.parametrize("name", DESCRIBED)
 
 
@@ -177,7 +310,7 @@ def test_an_argument_of_a_later_feature_is_refused_by_name(name, argument):
 )
 def test_a_wrong_value_is_refused_at_construction_naming_the_argument(name, argument):
     described = DESCRIBED[name]
-    with pytest.raises(ValueError, match=rf"{name}.*{argument}|{argument}.*{name}|{name}: "):
+    with pytest.raises(ValueError, match=rf"^{name}: {argument}: "):
         made(described, **{argument: described.wrong[argument]})
 
 
@@ -185,6 +318,37 @@ def test_a_wrong_value_is_refused_at_construction_naming_the_argument(name, argu
 def test_a_parameter_that_an_activation_lacks_is_refused(given):
     with pytest.raises(ValueError, match=r"LayerNormMLP: activation_params.*limit, alpha, glu_linear_offset"):
         te.LayerNormMLP(32, 64, activation="clamped_swiglu", activation_params=given)
+
+
+#: Arguments of a layer's forward that belong to later features.
+CALLED = {
+    "window_size": (4, 0),
+    "bottom_right_diagonal": True,
+    "encoder_output": torch.zeros(8, 2, 32),
+    "enc_dec_attn_mask": torch.zeros(2, 1, 1, 8, dtype=torch.bool),
+    "enc_dec_attn_mask_type": "padding",
+    "enc_dec_window_size": (4, 4),
+    "enc_dec_bottom_right_diagonal": True,
+    "checkpoint_core_attention": True,
+    "inference_params": object(),
+    "core_attention_bias_type": "alibi",
+    "core_attention_bias": torch.zeros(1, 4, 8, 8),
+    "alibi_slopes": torch.ones(4),
+    **dict.fromkeys(PACKING, torch.zeros(3, dtype=torch.int32)),
+    "fast_zero_fill": False,
+    "pad_between_seqs": True,
+}
+
+
+@pytest.mark.parametrize("argument", CALLED)
+def test_a_call_with_an_argument_of_a_later_feature_is_refused_by_name(argument):
+    with pytest.raises(NotImplementedError, match=rf"TransformerLayer 'first': {argument}: got .*not built yet"):
+        te.TransformerLayer(32, 64, 4, name="first")(torch.zeros(8, 2, 32), **{argument: CALLED[argument]})
+
+
+def test_every_argument_of_a_layers_call_is_built_or_refused():
+    built = {"hidden_states", "attention_mask", "self_attn_mask_type", "is_first_microbatch", "rotary_pos_emb"}
+    assert built | CALLED.keys() == TRANSFORMER.forward.keys()
 
 
 def test_a_quantized_gradient_behind_a_norm_is_refused_by_name():

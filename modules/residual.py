@@ -1,0 +1,63 @@
+"""What a transformer layer does with a part's result: adds its bias, drops out, adds it to what the part read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+import te_hal.ops
+from te_hal.modules.rows import plain_rows
+from te_hal.modules.transforms import run_eagerly
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+
+
+class _AddFunction(torch.autograd.Function):
+    """``residual + (result + bias)`` in fp32, rounded once. Keeps nothing for backward."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,  # noqa: ARG004 - autograd's signature
+        result: torch.Tensor,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor,
+    ) -> torch.Tensor:
+        """Add; all three of one dtype, ``bias`` ``[H]``, the others ``[..., H]``."""
+        if bias is None:
+            return residual + result
+        output = torch.empty_like(residual)
+        torch.add(result + bias.float(), residual, out=output)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    @run_eagerly
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
+        """The gradient for both sides, and its sum over rows for the bias (docs/numerics.md, G5)."""
+        grad_bias = te_hal.ops.bias_grad(plain_rows(grad_output)) if ctx.needs_input_grad[1] else None
+        return grad_output, grad_bias, grad_output
+
+
+def add_to_residual(
+    result: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, *, dropout: float
+) -> torch.Tensor:
+    """``residual + dropout(result + bias)``.
+
+    Without dropout the sum is taken in fp32 and rounded once (docs/numerics.md, G6); with dropout, or with operands of
+    several dtypes (torch.autocast), each step is torch's own.
+
+    Args:
+        result: ``[..., H]``.
+        bias: ``[H]``; None or of no elements: there is none.
+        residual: shape of ``result``.
+        dropout: share that is dropped; 0 outside of training.
+    """
+    bias = None if bias is None or not bias.numel() else bias
+    if not dropout and result.dtype == residual.dtype and (bias is None or bias.dtype == result.dtype):
+        output: torch.Tensor = _AddFunction.apply(result, bias, residual)  # type: ignore[no-untyped-call]
+        return output
+    given = result if bias is None else result + bias
+    return residual + (torch.nn.functional.dropout(given, dropout) if dropout else given)
