@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -20,7 +20,12 @@ class OptionalExtraState(torch.nn.Module):
 
     Weights that come without it, from ``torch.nn.Linear`` for example, start scaling state anew. The other way round,
     drop the keys that end in ``_extra_state``: the rest is what the torch.nn module of that name has.
+
+    Attributes:
+        former_extra_states: keys below the module's own under which older checkpoints have its state.
     """
+
+    former_extra_states: ClassVar[tuple[str, ...]] = ()
 
     def get_extra_state(self) -> torch.Tensor:
         """No state: a uint8 tensor of no elements."""
@@ -67,6 +72,10 @@ class OptionalExtraState(torch.nn.Module):
         )
         if key in missing_keys:
             missing_keys.remove(key)
+        for former in self.former_extra_states:
+            if prefix + former in unexpected_keys:
+                self.check_extra_state(state_dict[prefix + former])
+                unexpected_keys.remove(prefix + former)
         # A bias alone says nothing about the magnitudes that scales were made for.
         names = (prefix + name for name, _ in self.named_parameters(recurse=False) if name.endswith("weight"))
         if key not in state_dict and any(name in state_dict for name in names):

@@ -68,6 +68,9 @@ class DotProductAttention(Labelled, OptionalExtraState, torch.nn.Module):
             outside [0, 1).
     """
 
+    #: Transformer Engine 1.6 and 1.7 had it there.
+    former_extra_states = ("fused_attention._extra_state",)
+
     def __init__(
         self,
         num_attention_heads: int,
