@@ -9,7 +9,6 @@ from torch import nn
 
 import te_hal.modules as te
 from te_hal.cli.fp8_layers import LayersInFp8
-from te_hal.cli.gpt_layer import TransformerLayer
 from te_hal.cli.text import BYTES
 
 if TYPE_CHECKING:
@@ -38,14 +37,19 @@ class ByteGpt(LayersInFp8):
         for table in (self.embedding, self.position):
             nn.init.normal_(table.weight, std=_EMBEDDING_STD)
         self.layers = nn.ModuleList(
-            TransformerLayer(
+            te.TransformerLayer(
                 width,
                 _FFN * width,
                 config.heads,
+                hidden_dropout=0.0,
+                attention_dropout=0.0,
+                layer_number=index + 1,
+                self_attn_mask_type="causal",
+                fuse_qkv_params=True,
                 params_dtype=torch.float32,
                 device=device,
             )
-            for _ in range(config.layers)
+            for index in range(config.layers)
         )
         self._rows = config.rows
         self.norm = te.LayerNorm(width, params_dtype=torch.float32, device=device)

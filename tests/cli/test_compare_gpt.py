@@ -87,3 +87,14 @@ def test_the_checkpoint_of_the_other_model_is_refused(command_line):
     result = command_line.compare(*TINY_GPT, "--resume")
     assert result.exit_code == 2
     assert "model mlp (now gpt)" in result.stderr
+
+
+def test_recipes_with_scales_per_block_train_too(command_line):
+    names = ["block", "mxfp8", "mtfp8"]
+    result = command_line.compare(*TINY_GPT, "--sequence", "32", "--steps", "2", "--recipe", ",".join(names))
+    assert result.exit_code == 0, result.stderr
+    runs = command_line.record()["runs"][2:]
+    assert [run["name"] for run in runs] == names
+    for run in runs:
+        assert run["sample"]
+        assert {entry["role"].rpartition(" ")[2] for entry in run["observed"]["tensors"]} >= set(ROLES)

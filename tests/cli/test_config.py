@@ -24,8 +24,8 @@ from te_hal.schema.errors import ArgumentError, NotBuiltError
         ("lr", float("inf"), "a finite number above 0"),
         ("lr", float("nan"), "a finite number above 0"),
         ("model", "rnn", "gpt, mlp"),
-        ("recipes", ("delayed", "fp9"), "delayed, current"),
-        ("recipes", (), "delayed, current"),
+        ("recipes", ("delayed", "fp9"), "delayed, current, block, mxfp8, mtfp8"),
+        ("recipes", (), "delayed, current, block, mxfp8, mtfp8"),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_its_option(option, value, accepted):
@@ -41,7 +41,7 @@ def test_the_nearest_multiple_is_named(width, nearest):
         configure("mlp", width=width)
 
 
-@pytest.mark.parametrize("options", [{"recipes": ("mxfp8",)}, {"recipes": ("nvfp4",)}])
+@pytest.mark.parametrize("options", [{"recipes": ("custom",)}, {"recipes": ("nvfp4",)}])
 def test_what_comes_later_is_refused_by_name(options):
     with pytest.raises(NotBuiltError, match="not built yet"):
         configure("mlp", **options)
@@ -59,3 +59,12 @@ def test_what_comes_later_is_refused_by_name(options):
 )
 def test_names_may_be_repeated_or_separated_by_commas(values, names):
     assert split_names(values) == names
+
+
+@pytest.mark.parametrize(
+    ("model", "option"), [("gpt", "width"), ("gpt", "sequence"), ("mlp", "width"), ("mlp", "batch")]
+)
+def test_mxfp8_needs_multiples_of_32_where_the_others_need_16_or_8(model, option):
+    assert getattr(configure(model, **{option: 48}), option) == 48
+    with pytest.raises(ArgumentError, match="a positive multiple of 32"):
+        configure(model, **{option: 48}, recipes=("delayed", "mxfp8"))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import te_hal.modules as te
 from te_hal.cli.config import configure
 from te_hal.cli.precision import precision
 from te_hal.cli.text import load_text
@@ -151,3 +152,8 @@ def test_no_byte_of_the_gpt_sees_those_after_it(text):
     torch.testing.assert_close(before[:, :9], after[:, :9])
     assert not torch.allclose(before[:, 9:], after[:, 9:])
     assert before.shape == (3, 16, 256)
+
+
+def test_the_layers_of_the_gpt_are_te_hal_s_own(text):
+    layers = make_run("bf16", text, CONFIGS["gpt"]).model.layers
+    assert all(isinstance(layer, te.TransformerLayer) for layer in layers)
