@@ -91,8 +91,9 @@ class GemmParameters:
         """
         parts = [getattr(module, name) for name in self.weight_names]
         weight, bias = _joined(parts), _joined([getattr(module, name) for name in self.bias_names])
-        check_parameter(label, self._name("weight"), weight, self.shape)
-        if bias is not None:
+        if weight.shape != self.shape:
+            check_parameter(label, self._name("weight"), weight, self.shape)
+        if bias is not None and bias.shape != self.shape[:1]:
             check_parameter(label, self._name("bias"), bias, self.shape[:1])
         return Read(parts, readable_weight(module, label, weight), bias)
 

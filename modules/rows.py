@@ -27,7 +27,7 @@ def as_result(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     Autograd refuses in-place operations on a view that was made inside a Function, and so would
     ``nn.ReLU(inplace=True)`` after a layer. A kernel's result belongs to nobody else, so it need not be one.
     """
-    if tensor.shape == shape and tensor._base is None:  # no view of anything
+    if tensor.shape == shape and tensor._base is None:  # noqa: SLF001 - no view; torch has no other question
         return tensor
     result: torch.Tensor = torch.ops.aten._unsafe_view.default(tensor, shape)  # noqa: SLF001 - the operator's name
     return result

@@ -111,9 +111,8 @@ class DelayedScalingState:
         """Roll the history and renew the scales, in place."""
         rolling = self.rolling()
         if rolling is not None:
-            history, scale, *settings = rolling
-            names = ("fp8_max", "margin", "amax_compute_algo")
-            te_hal.ops.update_delayed_scale(history, scale, **dict(zip(names, settings, strict=True)))
+            history, scale, fp8_max, margin, algo = rolling
+            te_hal.ops.update_delayed_scale(history, scale, fp8_max=fp8_max, margin=margin, amax_compute_algo=algo)
         else:
             self._update_with_callables()
 

@@ -144,8 +144,8 @@ def _key(schema: OpSchema) -> list[str]:
     for operand in schema.operands:
         name = operand.name
         if operand.many:  # the first stands for all; the check of each group sees to that
-            facts = f"{name}[0].dtype, {name}[0].device"
-            parts.append(f"None if {name} is None else ({facts})" if operand.optional else facts)
+            first = f"{name}[0].dtype, {name}[0].device"
+            parts.append(f"None if {name} is None else ({first})" if operand.optional else first)
             continue
         dtype = f"{name}.kind if type({name}) is S else {name}.dtype" if operand.formats else f"{name}.dtype"
         facts = [f"type({name})", dtype, f"{name}.device"]
