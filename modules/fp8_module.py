@@ -242,7 +242,7 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
             gemm: number of the product that reads it.
         """
         if isinstance(weight, QuantizedTensor):
-            return operand_of(weight, plan)
+            return operand_of(self.label, weight, plan)
         kept = self._weight_cache.get(name, parameters, plan) if is_first_microbatch is False else None
         if kept is not None:
             return kept

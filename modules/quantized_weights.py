@@ -110,7 +110,9 @@ class QuantizedWeights:
         """
         for name, gemm in self.gemm_of.items():
             value, weight = state_dict.get(prefix + name), getattr(module, name)
-            if self.recipe is None or not isinstance(value, torch.Tensor) or isinstance(value, QuantizedTensor):
+            if self.recipe is None or not isinstance(weight, QuantizedTensor):
+                continue
+            if not isinstance(value, torch.Tensor) or isinstance(value, QuantizedTensor):
                 continue
             module.use_recipe(self.recipe, weight.device)
             quantizer = _weight_quantizer(module, gemm)
@@ -151,8 +153,21 @@ def readable_weight(module: torch.nn.Module, label: str, weight: torch.Tensor) -
     return weight
 
 
-def operand_of(weight: QuantizedTensor, plan: LinearPlan) -> QuantizedStorage:
-    """The copies that a plan's gemms read; one that is missing is rearranged from the other for this call."""
-    made = plan.copies.weight_made
-    storage = with_copies(weight.quantized_storage, rowwise=made.rowwise, columnwise=made.columnwise, order=plan.order)
+def operand_of(label: str, weight: QuantizedTensor, plan: LinearPlan) -> QuantizedStorage:
+    """The copies that a plan's gemms read; one that is missing is rearranged from the other for this call.
+
+    Raises:
+        StateError: the plan is for weights of another format or other blocks.
+        UnsupportedError: a copy is missing whose codes are not those of the other.
+    """
+    made, formats, storage = plan.copies.weight_made, plan.key.formats, weight.quantized_storage
+    wanted = None if formats is None else formats.weight
+    if wanted is None or storage.format is not wanted.format or storage.mode is not wanted.mode:
+        raise StateError(
+            f"{label}: weight",
+            got=f"{storage.format.name}/{storage.mode.value}, as it was quantized",
+            accepted=f"{wanted}, as the recipe in force has weights",
+            todo="use the recipe that the model was made under",
+        )
+    storage = with_copies(storage, rowwise=made.rowwise, columnwise=made.columnwise, order=plan.order)
     return storage.keep(rowwise=made.rowwise, columnwise=made.columnwise)

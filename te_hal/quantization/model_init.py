@@ -6,11 +6,21 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from te_hal.quantization.recipe_support import check_forced_backend
-from te_hal.recipe import DelayedScaling, Float8CurrentScaling, Recipe
+from te_hal.recipe import (
+    DelayedScaling,
+    Float8BlockScaling,
+    Float8CurrentScaling,
+    MTFP8BlockScaling,
+    MXFP8BlockScaling,
+    Recipe,
+)
 from te_hal.schema.errors import ArgumentTypeError, StateError, UnsupportedError
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+
+_STORED = (DelayedScaling, Float8CurrentScaling, Float8BlockScaling, MXFP8BlockScaling, MTFP8BlockScaling)
 
 
 class ModelInit(NamedTuple):
@@ -40,7 +50,7 @@ def current_model_init() -> ModelInit | None:
 
 
 class quantized_model_init:  # noqa: N801 - Transformer Engine's spelling
-    """Make modules whose gemm weights are Float8Tensors: 1 byte an element, and 1 more where a second copy is read.
+    """Make modules whose gemm weights live in FP8: 1 byte an element, and 1 more where a second copy is read.
 
     Weights are initialised in ``params_dtype`` and quantized one by one. Under delayed scaling the first scale is 1,
     as the module's state says. Biases and norms stay as they are. Such modules run under an autocast of the same
@@ -48,7 +58,7 @@ class quantized_model_init:  # noqa: N801 - Transformer Engine's spelling
 
     Args:
         enabled: whether to.
-        recipe: DelayedScaling or Float8CurrentScaling; None: DelayedScaling with its defaults.
+        recipe: any that quantizes weights to 8 bits; None: DelayedScaling with its defaults.
         preserve_high_precision_init_val: keep the initial value, unquantized and on the CPU: each weight gets
             ``get_high_precision_init_val()`` (None once cleared) and ``clear_high_precision_init_val()``.
 
@@ -102,11 +112,11 @@ def _check_flag(name: str, value: object) -> None:
 
 
 def _check_recipe(recipe: Recipe) -> None:
-    if not isinstance(recipe, (DelayedScaling, Float8CurrentScaling)):
+    if not isinstance(recipe, _STORED):
         raise UnsupportedError(
             "quantized_model_init: recipe",
             got=type(recipe).__name__,
-            accepted="DelayedScaling, Float8CurrentScaling: one scale a tensor",
+            accepted=", ".join(kind.__name__ for kind in _STORED),
             todo="use one of these; weights under other recipes are quantized at each step",
         )
     check_forced_backend(recipe)

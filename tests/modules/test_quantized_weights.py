@@ -22,12 +22,19 @@ RECIPES = {
     "current": recipe.Float8CurrentScaling,
     "delayed": lambda: recipe.DelayedScaling(amax_history_len=4),
 }
+EVERY = {
+    **RECIPES,
+    "block": recipe.Float8BlockScaling,
+    "mxfp8": recipe.MXFP8BlockScaling,
+    "mtfp8": recipe.MTFP8BlockScaling,
+}
+ALL = pytest.mark.parametrize("name", EVERY)
 BOTH = pytest.mark.parametrize("name", RECIPES)
 
 
 def quantized(name: str = "current", cls: type = te.Linear, **arguments: object) -> torch.nn.Module:
     torch.manual_seed(0)
-    with te.quantized_model_init(recipe=RECIPES[name](), preserve_high_precision_init_val=arguments.pop("keep", False)):
+    with te.quantized_model_init(recipe=EVERY[name](), preserve_high_precision_init_val=arguments.pop("keep", False)):
         return cls(32, 64, **{"params_dtype": torch.bfloat16, **arguments})
 
 
@@ -39,8 +46,8 @@ def plain(**arguments: object) -> te.Linear:
 def run(module: torch.nn.Module, name: str, seed: int = 1, **arguments: object) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     weight = next(p for key, p in module.named_parameters() if key.endswith("weight") and "norm" not in key)
-    x = torch.randn(16, 32, generator=generator).to(weight.dtype).requires_grad_()
-    with te.autocast(recipe=RECIPES[name]()):
+    x = torch.randn(32, 32, generator=generator).to(weight.dtype).requires_grad_()
+    with te.autocast(recipe=EVERY[name]()):
         y = module(x, **arguments)
     y.float().square().sum().backward()
     return y.detach(), x.grad
@@ -78,11 +85,12 @@ def test_four_recorded_steps_give_the_recorded_bytes():
         assert distance(module.bias, values[f"step{step}/bias"]) <= 1e-3
 
 
+@ALL
 @pytest.mark.parametrize("cls", [te.Linear, te.LayerNormLinear, te.LayerNormMLP])
-def test_the_first_step_is_that_of_weights_quantized_at_each_step(cls):
+def test_the_first_step_is_that_of_weights_quantized_at_each_step(cls, name):
     torch.manual_seed(0)
-    ordinary, module = cls(32, 64, params_dtype=torch.bfloat16), quantized(cls=cls)
-    for expected, found in zip(run(ordinary, "current"), run(module, "current"), strict=True):
+    ordinary, module = cls(32, 64, params_dtype=torch.bfloat16), quantized(name, cls=cls)
+    for expected, found in zip(run(ordinary, name), run(module, name), strict=True):
         assert torch.equal(found, expected)
     for expected, found in zip(ordinary.parameters(), module.parameters(), strict=True):
         assert torch.equal(found.grad, expected.grad)
@@ -135,7 +143,7 @@ def test_loaded_weights_are_quantized_by_their_own_amax(name, factor):
         assert module.fp8_meta["scaling_fwd"].scale[1].item() == scale
 
 
-@BOTH
+@ALL
 def test_a_saved_model_resumes_bit_for_bit(name):
     def train(module: torch.nn.Module, optimizer: torch.optim.Optimizer, seeds: range) -> list[torch.Tensor]:
         found = []
@@ -161,8 +169,27 @@ def test_a_saved_model_resumes_bit_for_bit(name):
     other.load_state_dict(saved["model"])
     second.load_state_dict(saved["optimizer"])
     assert all(map(torch.equal, train(other, second, range(3, 6)), expected))
-    assert torch.equal(other.weight._data, module.weight._data)
+    assert torch.equal(other.weight.dequantize(), module.weight.dequantize())
     assert torch.equal(other.get_extra_state(), module.get_extra_state())
+
+
+@ALL
+def test_loaded_weights_compute_what_weights_quantized_at_each_step_compute(name):
+    module, ordinary = quantized(name), plain()
+    run(module, name)
+    weights = {"weight": torch.randn(64, 32).bfloat16() * 3, "bias": torch.zeros(64)}
+    for each in (module, ordinary):
+        each.load_state_dict(weights)
+    if name == "delayed":  # there an ordinary weight's first scale is 1
+        return
+    assert torch.equal(run(module, name)[0], run(ordinary, name)[0])
+
+
+def test_a_plain_weight_that_is_assigned_takes_the_place_of_the_quantized_one():
+    module, weight = quantized(), torch.randn(64, 32).bfloat16()
+    module.load_state_dict({"weight": weight, "bias": torch.zeros(64).bfloat16()}, assign=True)
+    assert type(module.weight.data) is torch.Tensor
+    run(module, "current")
 
 
 # Bytes
@@ -212,17 +239,17 @@ def test_a_master_may_start_from_the_preserved_value():
 # Moving and copying
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("how", ["bfloat16", "float", "half", "to cpu"])
 def test_another_nominal_dtype_leaves_weights_quantized_and_their_values(name, how):
     module = quantized(name)
-    codes, scale_inv = module.weight._data.clone(), module.weight._scale_inv.clone()
+    before = [None if t is None else t.clone() for t in module.weight.quantized_storage.tensors()]
     module = module.to("cpu") if how == "to cpu" else getattr(module, how)()
-    assert isinstance(module.weight, te.Float8Tensor)
+    assert isinstance(module.weight, te.QuantizedTensor)
     assert isinstance(module.weight, torch.nn.Parameter)
     assert module.weight.dtype == {"float": torch.float32, "half": torch.float16}.get(how, torch.bfloat16)
-    assert torch.equal(module.weight._data, codes)
-    assert torch.equal(module.weight._scale_inv, scale_inv)
+    for found, expected in zip(module.weight.quantized_storage.tensors(), before, strict=True):
+        assert found is expected is None or torch.equal(found, expected)
     run(module, name)
     assert module.weight.grad.dtype == module.weight.dtype
 
@@ -331,6 +358,14 @@ def test_an_autocast_of_another_family_is_refused_before_anything_changes():
         run(module, "delayed")
     assert module.fp8_meta["recipe"].family == "float8_current_scaling"
     run(module, "current")
+
+
+def test_a_recipe_of_the_family_with_other_blocks_is_refused():
+    module, x = quantized("block"), torch.randn(32, 32).bfloat16()
+    other = recipe.Float8BlockScaling(x_block_scaling_dim=2, w_block_scaling_dim=1)
+    with pytest.raises(StateError, match=r"Linear: weight: got E4M3/block_128x128"), te.autocast(recipe=other):
+        module(x)
+    run(module, "block")
 
 
 REFUSED = {
