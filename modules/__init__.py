@@ -20,12 +20,14 @@ from te_hal.modules.saved import prepare_for_saving, restore_from_saved
 from te_hal.modules.state_dict import check_extra_states
 from te_hal.modules.transformer import TransformerLayer
 from te_hal.quantization import (
+    DelayedScalingRequest,
     Float8BlockQuantizer,
     Float8BlockwiseQTensor,
     Float8CurrentScalingQuantizer,
     Float8Quantizer,
     Float8Tensor,
     FP8GlobalStateManager,
+    IdentityQuantizer,
     MTFP8Quantizer,
     MTFP8Tensor,
     MXFP8Quantizer,
@@ -33,6 +35,8 @@ from te_hal.quantization import (
     QuantizedStorage,
     QuantizedTensor,
     Quantizer,
+    QuantizerRequest,
+    QuantizerRole,
     autocast,
     fp8_autocast,
     fp8_model_init,
@@ -51,6 +55,7 @@ from te_hal.schema.formats import DType
 __all__ = [
     "CudaRNGStatesTracker",
     "DType",
+    "DelayedScalingRequest",
     "DotProductAttention",
     "FP8GlobalStateManager",
     "Float8BlockQuantizer",
@@ -58,6 +63,7 @@ __all__ = [
     "Float8CurrentScalingQuantizer",
     "Float8Quantizer",
     "Float8Tensor",
+    "IdentityQuantizer",
     "LayerNorm",
     "LayerNormLinear",
     "LayerNormMLP",
@@ -70,6 +76,8 @@ __all__ = [
     "QuantizedStorage",
     "QuantizedTensor",
     "Quantizer",
+    "QuantizerRequest",
+    "QuantizerRole",
     "RMSNorm",
     "RNGStatesTracker",
     "RotaryPositionEmbedding",
@@ -96,7 +104,6 @@ __all__ = [
 #: Names of transformer_engine.pytorch that are not built yet.
 _LATER = (
     "CusolverMpCtx",
-    "DelayedScalingRequest",
     "Float8BlockwiseQTensorStorage",
     "Float8TensorStorage",
     "Fp8Padding",
@@ -106,7 +113,6 @@ _LATER = (
     "HybridQuantizedTensor",
     "HybridQuantizedTensorStorage",
     "HybridQuantizer",
-    "IdentityQuantizer",
     "IdentityTensor",
     "IdentityTensorStorage",
     "InferenceParams",
@@ -116,8 +122,6 @@ _LATER = (
     "NVFP4Tensor",
     "NVFP4TensorStorage",
     "QuantizedTensorStorage",
-    "QuantizerRequest",
-    "QuantizerRole",
     "UserBufferQuantizationMode",
     "checkpoint",
     "deinterleave_glu_tensor",

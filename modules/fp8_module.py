@@ -9,18 +9,22 @@ import torch
 
 from te_hal.modules.linear_call import LinearCall, Quantizers
 from te_hal.modules.quantized_weights import QuantizedWeights, operand_of
-from te_hal.modules.scaling import build_scaling
+from te_hal.modules.scaling import Asked, build_custom_scaling, build_scaling, take_over
 from te_hal.modules.scaling_checkpoint import load_scaling, save_scaling
 from te_hal.modules.state_dict import OptionalExtraState
 from te_hal.modules.weight_cache import WeightCache
 from te_hal.quantization import QuantizedTensor
+from te_hal.quantization.custom_state import custom_formats
+from te_hal.quantization.factory_answers import factory_snapshot
 from te_hal.quantization.operand_formats import recipe_formats
-from te_hal.quantization.scaling_state import DelayedScalingState
+from te_hal.quantization.quantizer_role import linear_roles
+from te_hal.recipe import CustomRecipe
 from te_hal.schema.errors import StateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from te_hal.modules.linear_steps import Operand
     from te_hal.modules.main_grad import FirstMicrobatch
     from te_hal.modules.plan import LinearPlan
     from te_hal.modules.plan_cache import PlanCache
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from te_hal.quantization.autocast import Frame
     from te_hal.quantization.observer import QuantizeObserver
     from te_hal.quantization.operand_formats import Formats
+    from te_hal.quantization.quantizer_role import QuantizerRole, SlotRoles
     from te_hal.recipe import Recipe
     from te_hal.schema.formats import ColumnwiseOrder
     from te_hal.schema.storage import QuantizedStorage
@@ -58,6 +63,13 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
 
     num_gemms: ClassVar[int] = 1
 
+    #: Names of the products for a CustomRecipe's factory, behind the module's own.
+    gemm_names: ClassVar[tuple[str, ...]] = ("",)
+
+    #: For a CustomRecipe's factory: role of the output, and of the gradient of the input, in the module that reads it.
+    output_quantizer_role: QuantizerRole | None = None
+    grad_input_quantizer_role: QuantizerRole | None = None
+
     def __init__(self, name: str | None, plans: PlanCache[Any, Any]) -> None:
         super().__init__()
         self.name = name
@@ -67,6 +79,7 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         self.quantized_weights = QuantizedWeights()
         self._plans = plans
         self._scaling: dict[str, Scaling] = {}
+        self._prepared: Scaling | None = None
         self._in_use: str | None = None
         self._order: ColumnwiseOrder | None = None
         self._observer_of: Callable[[str, int], QuantizeObserver] | None = None
@@ -103,12 +116,50 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
             # Not set in place: a backward that is still to come belongs to another order.
             self.quantizers = {key: [q.ordered(order) for q in made] for key, made in self.quantizers.items()}
 
-    def formats(self, frame: Frame, device: torch.device, gemm: int = 0) -> Formats | None:  # noqa: ARG002 - a factory's answers differ
-        """What the operands of a product of the module become under the autocast in force; None without FP8."""
-        return recipe_formats(frame.recipe) if frame.enabled and frame.recipe is not None else None
+    def formats(self, frame: Frame, device: torch.device, gemm: int = 0) -> Formats | None:
+        """What the operands of a product of the module become under the autocast in force; None without FP8.
+
+        A CustomRecipe's factory is asked here, before anything of the module changes.
+
+        Raises:
+            ArgumentError: answers of the factory that cannot serve.
+        """
+        if not frame.enabled or frame.recipe is None:
+            return None
+        if not isinstance(frame.recipe, CustomRecipe):
+            return recipe_formats(frame.recipe)
+        return custom_formats(self._custom_scaling(frame.recipe, device).states, gemm)  # type: ignore[arg-type] # custom ones
+
+    def quantizer_roles(self) -> dict[str, SlotRoles]:
+        """What a CustomRecipe's factory is asked about, per direction, in slot order."""
+        own = self.name or ""
+        names = [f"{own}.{gemm}".strip(".") if gemm else own for gemm in self.gemm_names]
+        return linear_roles(names, self.output_quantizer_role, self.grad_input_quantizer_role)
+
+    def _custom_scaling(self, recipe: CustomRecipe, device: torch.device) -> Scaling:
+        """What is in use if it serves, else what will be."""
+        roles = self.quantizer_roles()
+        asked = Asked(factory_snapshot(recipe.qfactory), roles)
+        for known in (self._scaling.get(recipe.family), self._prepared):
+            if known is not None and known.serves(recipe, device, asked):
+                return known
+        self._prepared = build_custom_scaling(recipe, roles, device, self.label)
+        return self._prepared
+
+    def _use_custom_recipe(self, recipe: CustomRecipe, device: torch.device) -> None:
+        held, scaling = self._scaling.get(recipe.family), self._custom_scaling(recipe, device)
+        if scaling is not held:
+            take_over(scaling, held, device)
+            self._scaling[recipe.family], self._prepared = scaling, None
+        if scaling is not held or self._in_use != recipe.family:
+            self._install(recipe.family)
+        self.fp8_meta["recipe"] = recipe
 
     def use_recipe(self, recipe: Recipe, device: torch.device) -> None:
         """Have scaling state and quantizers of this recipe in use, made anew where there are none that fit."""
+        if isinstance(recipe, CustomRecipe):
+            self._use_custom_recipe(recipe, device)
+            return
         held = self._scaling.get(recipe.family)
         if held is not None and held.serves(recipe, device):
             if held.source[0] is not recipe:
@@ -164,6 +215,7 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
     def forget_scaling_state(self) -> None:
         """Start scaling state anew, as for weights that come from elsewhere."""
         self._scaling.clear()
+        self._prepared = None
         self._in_use = None
         self.fp8_meta = {"recipe": None, "num_gemms": self.num_gemms}
         self.quantizers = {"scaling_fwd": [], "scaling_bwd": []}
@@ -180,7 +232,7 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
 
         A copy is observed by nobody.
         """
-        return {**self.__dict__, "quantizers": {}, "_observer_of": None}
+        return {**self.__dict__, "quantizers": {}, "_observer_of": None, "_prepared": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over a pickled or copied state; quantizers are made anew over its scaling state."""
@@ -199,7 +251,7 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
 
         It is saved also while a recipe without state is in use.
         """
-        return save_scaling(self._scaling)
+        return save_scaling(self._scaling, self._in_use)
 
     def check_extra_state(self, state: object) -> None:
         """Refuse what :meth:`set_extra_state` would refuse, and change nothing.
@@ -220,7 +272,8 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         self.forget_scaling_state()
         if loaded is not None:
             self._scaling[loaded.recipe.family] = loaded
-            self._install(loaded.recipe.family)
+            if not loaded.recipe.custom():  # which waits for its factory
+                self._install(loaded.recipe.family)
 
     def quantized_weight(
         self,
@@ -230,7 +283,7 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         plan: LinearPlan,
         is_first_microbatch: bool | None,
         gemm: int = 0,
-    ) -> QuantizedStorage:
+    ) -> Operand:
         """A weight for the gemms: kept since the first microbatch, or quantized now.
 
         Args:
@@ -247,15 +300,15 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
         if kept is not None:
             return kept
         made = plan.copies.weight_made
-        storage = self.quantizers["scaling_fwd"][3 * gemm + 1].quantize_storage(
+        operand = self.quantizers["scaling_fwd"][3 * gemm + 1].operand(
             weight,
             rowwise=made.rowwise,
             columnwise=made.columnwise,
             kernels=plan.casts.weight,
         )
-        if is_first_microbatch is not None:
-            self._weight_cache.put(name, storage, parameters, plan)
-        return storage
+        if is_first_microbatch is not None and not isinstance(operand, torch.Tensor):
+            self._weight_cache.put(name, operand, parameters, plan)
+        return operand
 
     def calibrate(self, *tensors: torch.Tensor, gemm: int = 0) -> None:
         """Record the amax of what a product reads, input before weight, without quantizing it."""
@@ -265,8 +318,8 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
     def note_forward(self, frame: Frame) -> None:
         """Have the forward scaling state updated when the region ends, as this forward records an amax in it."""
         state = self.fp8_meta.get("scaling_fwd") if frame.enabled or frame.calibrating else None
-        if frame.region is not None and isinstance(state, DelayedScalingState):
-            frame.region.queue.add(state, forward=True)
+        if frame.region is not None and state is not None and state.delayed is not None:
+            frame.region.queue.add(state.delayed, forward=True)
 
     def linear_call(
         self,

@@ -89,6 +89,7 @@ class LayerNormMLP(Fp8Module):
     """
 
     num_gemms: ClassVar[int] = 2
+    gemm_names: ClassVar[tuple[str, ...]] = _GEMMS
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from te_hal.modules.main_grad import FirstMicrobatch
     from te_hal.modules.plan import LinearPlan
     from te_hal.quantization.autocast import Region
+    from te_hal.quantization.custom_state import CustomScalingState
     from te_hal.quantization.quantizer import Quantizer
     from te_hal.quantization.scaling_state import ScalingState
 
@@ -24,11 +25,14 @@ class Quantizers(NamedTuple):
     output: Quantizer
     grad_output: Quantizer
     grad_input: Quantizer
-    backward_state: ScalingState
+    backward_state: ScalingState | CustomScalingState
 
     @classmethod
     def of(
-        cls, quantizers: Mapping[str, Sequence[Quantizer]], backward_state: ScalingState, gemm: int = 0
+        cls,
+        quantizers: Mapping[str, Sequence[Quantizer]],
+        backward_state: ScalingState | CustomScalingState,
+        gemm: int = 0,
     ) -> Quantizers:
         """From a module's quantizers by direction, in slot order; those of its product number ``gemm``."""
         inp, weight, output = quantizers["scaling_fwd"][3 * gemm : 3 * gemm + 3]

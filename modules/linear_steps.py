@@ -8,9 +8,8 @@ import torch
 
 from te_hal.modules.main_grad import gradient_for_autograd, main_grad_of, should_accumulate
 from te_hal.modules.rows import plain_rows, quantized_rows
-from te_hal.quantization import Float8CurrentScalingQuantizer, Float8Quantizer, Float8Tensor, QuantizedTensor
+from te_hal.quantization import Float8CurrentScalingQuantizer, Float8Quantizer, Float8Tensor
 from te_hal.quantization.quantized_tensor import wrap
-from te_hal.quantization.scaling_state import DelayedScalingState
 from te_hal.schema.formats import ScalingMode
 from te_hal.schema.storage import QuantizedStorage
 
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
     Operand = torch.Tensor | QuantizedStorage
 
 
-def quantize(rows: torch.Tensor, quantizer: Quantizer, made: Copies, kernels: CastKernels) -> QuantizedStorage:
-    """The copies that gemms read, by kernels of a plan."""
-    return quantizer.quantize_storage(rows, rowwise=made.rowwise, columnwise=made.columnwise, kernels=kernels)
+def quantize(rows: torch.Tensor, quantizer: Quantizer, made: Copies, kernels: CastKernels) -> Operand:
+    """The copies that gemms read, by kernels of a plan; a plain tensor from a quantizer that makes no codes."""
+    return quantizer.operand(rows, rowwise=made.rowwise, columnwise=made.columnwise, kernels=kernels)
 
 
 def input_operand(input: torch.Tensor, call: LinearCall) -> Operand:
@@ -95,8 +94,9 @@ def _fits(grad_output: torch.Tensor, quantizer: Quantizer) -> TypeGuard[Float8Te
 def note_backward(call: LinearCall) -> None:
     """Have the backward scaling state updated when the region's backward ends: a gradient is about to be cast."""
     quantizers, region = call.quantizers, call.region
-    if quantizers is not None and region is not None and isinstance(quantizers.backward_state, DelayedScalingState):
-        region.queue.add(quantizers.backward_state, forward=False, selection=call.plan.selection)
+    state = None if quantizers is None else quantizers.backward_state.delayed
+    if region is not None and state is not None:
+        region.queue.add(state, forward=False, selection=call.plan.selection)
 
 
 def end_backward(call: LinearCall) -> None:
@@ -152,9 +152,11 @@ def quantized_output(output: torch.Tensor, call: LinearCall) -> torch.Tensor:
 
 def quantize_result(
     result: torch.Tensor, quantizer: Quantizer, kernels: CastKernels, dtype: torch.dtype
-) -> QuantizedTensor:
-    """A result in ``dtype`` as a quantized tensor, rowwise copy only."""
-    storage = quantizer.quantize_storage(result, rowwise=True, columnwise=False, kernels=kernels)
+) -> torch.Tensor:
+    """A result in ``dtype`` as a quantized tensor, rowwise copy only; plain from a quantizer that makes no codes."""
+    storage = quantizer.operand(result, rowwise=True, columnwise=False, kernels=kernels)
+    if isinstance(storage, torch.Tensor):
+        return storage
     if isinstance(quantizer, Float8Quantizer):
         # Later writes into the result (autograd summing gradients in place) are none of the module's amax.
         quantizer = Float8CurrentScalingQuantizer(quantizer.format.dtype)

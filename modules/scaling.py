@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from te_hal.quantization.custom_state import CustomScalingState
+from te_hal.quantization.factory_answers import ask_factory, factory_snapshot
 from te_hal.quantization.scaling_state import (
     BACKWARD_ROLES,
     FORWARD_ROLES,
@@ -15,13 +17,27 @@ from te_hal.quantization.scaling_state import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
     from te_hal.quantization import Quantizer
-    from te_hal.recipe import Recipe
+    from te_hal.quantization.quantizer_role import SlotRoles
+    from te_hal.recipe import CustomRecipe, Recipe
 
 #: Key in ``fp8_meta`` and ``quantizers``, roles of one gemm in slot order, and whether it is the forward direction.
 DIRECTIONS = (("scaling_fwd", FORWARD_ROLES, True), ("scaling_bwd", BACKWARD_ROLES, False))
+
+
+class Asked(NamedTuple):
+    """What a factory's answers depend on: itself and what it refers to, and the roles it is asked about."""
+
+    factory: tuple[object, ...]
+    roles: Mapping[str, SlotRoles]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Identities do not survive pickling: a copy's factory is asked again."""
+        return Asked, ((), {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,26 +48,25 @@ class Scaling:
         recipe: as it was when the state was built.
         source: the user's object it was built for, and its version then.
         states: ``scaling_fwd``, ``scaling_bwd``.
+        asked: under CustomRecipe: what its factory was asked with (:class:`Asked`).
     """
 
     recipe: Recipe
     source: tuple[Recipe, int]
-    states: dict[str, ScalingState]
+    states: Mapping[str, ScalingState | CustomScalingState]
+    asked: Asked | None = None
 
-    def serves(self, recipe: Recipe, device: torch.device) -> bool:
-        """Whether the state is that of a recipe with these fields, on this device."""
+    def serves(self, recipe: Recipe, device: torch.device, asked: Asked | None = None) -> bool:
+        """Whether the state is that of a recipe with these fields and answers, on this device."""
         known, version = self.source
         unchanged = (recipe is known and recipe.version == version) or recipe == self.recipe
-        if not unchanged:
+        if not unchanged or asked != self.asked:
             return False
-        for state in self.states.values():  # asked with every forward
-            if isinstance(state, DelayedScalingState) and state.device != device:
-                return False
-        return True
+        return all(not (state.delayed is not None and state.delayed.device != device) for state in self.states.values())
 
     def delayed_states(self) -> dict[str, DelayedScalingState]:
         """Those of delayed scaling, which live on a device and are saved; none under another recipe."""
-        return {key: state for key, state in self.states.items() if isinstance(state, DelayedScalingState)}
+        return {key: state.delayed for key, state in self.states.items() if state.delayed is not None}
 
     def make_quantizers(self) -> dict[str, list[Quantizer]]:
         """Quantizers of both directions, in slot order; they share the state's memory."""
@@ -75,7 +90,43 @@ def build_scaling(recipe: Recipe, device: torch.device, before: Scaling | None, 
             for key, roles, forward in DIRECTIONS
         }
     else:
-        states = before.states
+        states = before.states  # type: ignore[assignment] # CustomRecipe's are built elsewhere
         for state in states.values():
             state.adapt(recipe, device)  # type: ignore[arg-type] # a recipe of the state's family
     return Scaling(copy.copy(recipe), (recipe, recipe.version), states)
+
+
+def build_custom_scaling(
+    recipe: CustomRecipe, slot_roles: Mapping[str, SlotRoles], device: torch.device, label: str
+) -> Scaling:
+    """State and quantizers as the recipe's factory wants them; nothing that exists changes.
+
+    Args:
+        recipe: the user's object.
+        slot_roles: what the factory is asked about.
+        device: where state lives.
+        label: the module's, for messages.
+
+    Raises:
+        ArgumentError: answers that cannot serve.
+    """
+    answers = ask_factory(recipe.qfactory, slot_roles, label)
+    states: dict[str, ScalingState | CustomScalingState] = {}
+    for key, roles, forward in DIRECTIONS:
+        of_slots = roles * (len(answers[key]) // len(roles))
+        states[key] = CustomScalingState(answers[key], of_slots, forward=forward, device=device)
+    # Looked at afterwards: a factory may keep a record of what it was asked.
+    asked = Asked(factory_snapshot(recipe.qfactory), slot_roles)
+    return Scaling(copy.copy(recipe), (recipe, recipe.version), states, asked)
+
+
+def take_over(scaling: Scaling, before: Scaling | None, device: torch.device) -> None:
+    """Have a new custom scaling go on with an earlier one's delayed-scaling state, where the same slots have it.
+
+    Raises:
+        StateError: the earlier one was loaded and belongs to other slots.
+    """
+    for key, state in scaling.states.items():
+        earlier = None if before is None else before.states[key]
+        if isinstance(state, CustomScalingState) and isinstance(earlier, CustomScalingState):
+            state.take_over(earlier, device)

@@ -20,15 +20,20 @@ from te_hal.quantization.float8_tensor import Float8Tensor
 from te_hal.quantization.model_init import fp8_model_init, quantized_model_init
 from te_hal.quantization.quantized_tensor import QuantizedTensor
 from te_hal.quantization.quantizer import Quantizer
+from te_hal.quantization.quantizer_request import DelayedScalingRequest, QuantizerRequest
+from te_hal.quantization.quantizer_role import QuantizerRole
+from te_hal.quantization.unquantized import IdentityQuantizer
 from te_hal.schema.storage import QuantizedStorage
 
 __all__ = [
+    "DelayedScalingRequest",
     "FP8GlobalStateManager",
     "Float8BlockQuantizer",
     "Float8BlockwiseQTensor",
     "Float8CurrentScalingQuantizer",
     "Float8Quantizer",
     "Float8Tensor",
+    "IdentityQuantizer",
     "MTFP8Quantizer",
     "MTFP8Tensor",
     "MXFP8Quantizer",
@@ -36,6 +41,8 @@ __all__ = [
     "QuantizedStorage",
     "QuantizedTensor",
     "Quantizer",
+    "QuantizerRequest",
+    "QuantizerRole",
     "autocast",
     "fp8_autocast",
     "fp8_model_init",

@@ -57,6 +57,9 @@ class Quantizer(abc.ABC):
     """
 
     mode: ScalingMode = ScalingMode.TENSOR
+
+    #: Whether operands become codes; else :meth:`operand` gives a plain tensor.
+    quantizes = True
     observer: QuantizeObserver | None = None
 
     def __init__(self, fp8_dtype: torch.dtype | DType, *, rowwise: bool, columnwise: bool) -> None:
@@ -97,6 +100,12 @@ class Quantizer(abc.ABC):
             ArgumentError, ArgumentTypeError: as te_hal.ops.quantize, where ``kernels`` check (a plan's do not).
             UnsupportedError: the backend in force, and every fallback the policy lists, lacks the cast.
         """
+
+    def operand(
+        self, tensor: torch.Tensor, *, rowwise: bool, columnwise: bool, kernels: CastKernels = OPS
+    ) -> QuantizedStorage | torch.Tensor:
+        """What a module's products take in place of ``tensor``: its codes, by :meth:`quantize_storage`."""
+        return self.quantize_storage(tensor, rowwise=rowwise, columnwise=columnwise, kernels=kernels)
 
     def tell_observer(self, storage: QuantizedStorage, tensor: torch.Tensor | None = None) -> None:
         """Tell the observer, if there is one, of codes that were made now.

@@ -19,7 +19,7 @@ from te_hal.dispatch import (
 )
 from te_hal.quantization.linear_calls import cast_call, gemm_call, linear_copies, operand_kind
 from te_hal.quantization.operand_formats import recipe_formats
-from te_hal.recipe import DelayedScaling
+from te_hal.recipe import CustomRecipe, DelayedScaling
 from te_hal.schema.errors import UnsupportedError
 from te_hal.schema.support import SUPPORTED, Call, Support
 
@@ -45,9 +45,13 @@ def recipe_support(recipe: Recipe, backend: Backend, device: torch.device, *, de
         device: where the tensors are.
         declared: leave that first question out: what the backend declares on any machine.
 
+    A CustomRecipe is always answered yes: what its factory wants is asked for when a module runs.
+
     Returns:
         Yes where some activation dtype works; else the answer for bf16.
     """
+    if isinstance(recipe, CustomRecipe):
+        return SUPPORTED
     ask = partial(_ask_whole, partial(ask_declared if declared else ask_backend, backend))
     return _first_no(recipe, backend, device, ask, backward=True)
 
@@ -71,6 +75,8 @@ def check_forced_backend(recipe: Recipe) -> None:
         UnsupportedError: with the backend's own sentence.
         BackendNotFoundError, BackendUnavailableError: no backend can be chosen for the forced one's device.
     """
+    if isinstance(recipe, CustomRecipe):
+        return
     memo, backward = current_memo(), torch.is_grad_enabled()
     if _accepted.holds(memo, recipe, backward=backward):
         return

@@ -11,7 +11,7 @@ import te_hal.ops
 from te_hal.quantization.float8_quantizer import Float8Quantizer
 from te_hal.quantization.recipe_quantizers import STATELESS, make_quantizer
 from te_hal.quantization.updates import Rolling
-from te_hal.recipe import DelayedScaling, Recipe
+from te_hal.recipe import CustomRecipe, DelayedScaling, Recipe
 from te_hal.schema.errors import ArgumentError, StateError, UnsupportedError
 from te_hal.schema.formats import FLOAT32_MAX
 
@@ -53,6 +53,11 @@ class DelayedScalingState:
     def device(self) -> torch.device:
         """Where the state lives."""
         return self.scale.device
+
+    @property
+    def delayed(self) -> DelayedScalingState:
+        """The state that rolls: this one."""
+        return self
 
     def load(self, scale: torch.Tensor, amax_history: torch.Tensor) -> None:
         """Take over saved values of the same shapes, in place."""
@@ -193,6 +198,7 @@ class StatelessScalingState:
         self.recipe = recipe
         self.roles = tuple(roles)
         self.forward = forward
+        self.delayed = None
 
     def adapt(self, recipe: Recipe, device: torch.device) -> None:  # noqa: ARG002 - there is nothing to move
         """Go over to another recipe."""
@@ -212,18 +218,18 @@ def check_is_built(recipe: Recipe) -> None:
     Raises:
         UnsupportedError: neither one of te_hal.recipe nor derived from one.
     """
-    if not isinstance(recipe, (DelayedScaling, *STATELESS)):
+    if not isinstance(recipe, (DelayedScaling, *STATELESS, CustomRecipe)):
         raise UnsupportedError(
             "autocast",
             got=f"recipe {type(recipe).__name__}",
-            accepted=f"{', '.join(kind.__name__ for kind in (DelayedScaling, *STATELESS))} and classes derived from"
-            " them",
+            accepted=f"{', '.join(kind.__name__ for kind in (DelayedScaling, *STATELESS, CustomRecipe))} and classes"
+            " derived from them",
             todo="derive from one of these",
         )
 
 
 def make_scaling_state(recipe: Recipe, roles: Sequence[str], *, forward: bool, device: torch.device) -> ScalingState:
-    """The state that a recipe needs for one module and direction.
+    """The state that a recipe needs for one module and direction; CustomRecipe's is CustomScalingState.
 
     Raises:
         UnsupportedError: no state is built for this recipe.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from te_hal.recipe.block_scaling import Float8BlockScaling
 from te_hal.recipe.current_scaling import Float8CurrentScaling
+from te_hal.recipe.custom import CustomRecipe
 from te_hal.recipe.delayed_scaling import DelayedScaling
 from te_hal.recipe.format import Format
 from te_hal.recipe.mtfp8_scaling import MTFP8BlockScaling
@@ -12,6 +13,7 @@ from te_hal.recipe.recipe import MMParams, QParams, Recipe
 from te_hal.schema.errors import NotBuiltError
 
 __all__ = [
+    "CustomRecipe",
     "DelayedScaling",
     "Float8BlockScaling",
     "Float8CurrentScaling",
@@ -24,7 +26,7 @@ __all__ = [
 ]
 
 #: Transformer Engine's other recipes.
-_LATER = ("CustomRecipe", "NVFP4BlockScaling")
+_LATER = ("NVFP4BlockScaling",)
 
 
 def __getattr__(name: str) -> object:

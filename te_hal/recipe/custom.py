@@ -1,0 +1,95 @@
+"""CustomRecipe: a user's factory says by which quantizer each tensor is quantized."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from te_hal.recipe.format import Format
+from te_hal.recipe.recipe import Recipe, check_number, refuse_attention
+from te_hal.recipe.role_settings import check_backward_override
+from te_hal.schema.errors import ArgumentTypeError, StateError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from te_hal.schema.formats import ElementFormat, ScalingMode
+
+_ALIGNMENT = 128
+
+
+@dataclass(repr=False)
+class CustomRecipe(Recipe):
+    """Quantizers from a factory, role by role (docs/recipes.md has the contract).
+
+    Attributes:
+        qfactory: called with the te.QuantizerRole of every tensor of a module (None for a result whose consumer the
+            module does not know), once each time the module's quantizers are built. Returns a te.Quantizer, a
+            te.QuantizerRequest, or an object with methods ``quantize(tensor)`` and ``dequantize(what that gave)``.
+        fp8_format: kept for Transformer Engine's signature; the factory decides, so only the default is taken.
+        fp8_dpa, fp8_mha: FP8 attention; True is refused.
+        backward_override: None; Transformer Engine's other values are refused by name.
+        quantization_alignment: multiple that groups of rows are padded to; grouped layers are not built, so only the
+            default is taken.
+    """
+
+    qfactory: Callable[[Any], Any]
+    fp8_format: Format = Format.HYBRID
+    fp8_dpa: bool = False
+    fp8_mha: bool = False
+    backward_override: str | None = None
+    quantization_alignment: int = _ALIGNMENT
+
+    family: ClassVar[str] = "custom"
+
+    def _validate(self) -> None:
+        if not callable(self.qfactory):
+            raise ArgumentTypeError(
+                "CustomRecipe.qfactory",
+                got=f"a {type(self.qfactory).__name__}",
+                accepted="a callable that takes a QuantizerRole or None",
+                todo="pass a function, or one of te_hal.quantization.quantizer_factories",
+            )
+        if self.fp8_format is not Format.HYBRID:
+            raise UnsupportedError(
+                "CustomRecipe.fp8_format",
+                got=str(self.fp8_format),
+                accepted="Format.HYBRID, which nothing reads: the factory decides each tensor's format",
+                todo="leave it out",
+            )
+        refuse_attention(self, fp8_dpa=self.fp8_dpa, fp8_mha=self.fp8_mha)
+        check_backward_override(self, self.backward_override)
+        check_number(self, "quantization_alignment", self.quantization_alignment, (int,), 1)
+        if self.quantization_alignment != _ALIGNMENT:
+            raise UnsupportedError(
+                "CustomRecipe.quantization_alignment",
+                got=str(self.quantization_alignment),
+                accepted=f"{_ALIGNMENT}: no module pads groups of rows yet",
+                todo="leave it out",
+            )
+
+    def mode_of(self, role: str) -> ScalingMode:
+        """Refused: quantizers tell.
+
+        Raises:
+            StateError: always.
+        """
+        raise StateError("CustomRecipe", got=f"a question about {role}", accepted="none", todo="ask the quantizers")
+
+    def element_format(self, *, forward: bool) -> ElementFormat:
+        """Refused: quantizers tell.
+
+        Raises:
+            StateError: always.
+        """
+        direction = "forward" if forward else "backward"
+        raise StateError(
+            "CustomRecipe", got=f"a question about {direction}", accepted="none", todo="ask the quantizers"
+        )
+
+    def __repr__(self) -> str:
+        factory = getattr(self.qfactory, "__qualname__", None) or repr(self.qfactory)
+        return (
+            f"recipe_type={type(self).__name__}, qfactory={factory}, fp8_dpa={self.fp8_dpa}, fp8_mha={self.fp8_mha}, "
+            f"backward_override={self.backward_override}, quantization_alignment={self.quantization_alignment}"
+        )
