@@ -34,7 +34,7 @@ KEPT = {
 }
 
 #: Files kept as they are.
-WHOLE = ("te_checkpoint_delayed_hybrid_max.pt",)
+WHOLE = ("te_checkpoint_delayed_hybrid_max.pt", "curves.json")
 
 
 def main(folder: Path) -> None:

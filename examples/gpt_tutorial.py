@@ -1,0 +1,258 @@
+"""A small GPT trained in BF16 and in FP8, from single modules to generated numbers, with plain PyTorch beside it.
+
+    python examples/gpt_tutorial.py --small       # seconds on a CPU
+    python examples/gpt_tutorial.py --check       # full size, for an accelerator; compares with recorded losses
+
+The model (gpt_model.py) predicts the next number of arithmetic sequences modulo 96 with strides from 1 to 6. The steps
+here are enough to learn that one of the next six numbers follows (a loss of ln 6 = 1.79, from ln 96 = 4.56), not yet to
+read the stride off what came before: generated numbers stay near the sequence but do not keep to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from gpt_model import FULL, SMALL, VOCABULARY, Gpt, Sizes
+from torch import nn
+
+import te_hal
+import te_hal.modules as te
+from te_hal import recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STRIDES = 6
+SEED = 0
+#: Losses whose mean is compared.
+LAST = 20
+RECORDED = Path(__file__).resolve().parent.parent / "tests" / "golden" / "curves.json"
+#: Run to its name in the record, and how far its mean may be from that of the BF16 run.
+CHECKED = {"bf16": ("none", 0.0), "delayed": ("delayed16", 0.01), "current": ("current", 0.005)}
+FROM_RECORDED = 0.05
+
+
+def recipes() -> dict[str, recipe.Recipe | None]:
+    """What is compared, by name; None: no FP8."""
+    delayed = recipe.DelayedScaling(fp8_format=recipe.Format.HYBRID, amax_history_len=16, amax_compute_algo="max")
+    return {"bf16": None, "delayed": delayed, "current": recipe.Float8CurrentScaling()}
+
+
+def tour(sizes: Sizes) -> None:
+    """Single modules: what they hold, and what FP8 changes in their output."""
+    torch.manual_seed(SEED)
+    wide = sizes.feed_forward
+    modules = {
+        f"Linear({sizes.width}, {wide})": te.Linear(sizes.width, wide, params_dtype=torch.bfloat16),
+        f"LayerNorm({sizes.width})": te.LayerNorm(sizes.width, params_dtype=torch.bfloat16),
+        f"LayerNormLinear({sizes.width}, {wide})": te.LayerNormLinear(sizes.width, wide, params_dtype=torch.bfloat16),
+        f"LayerNormMLP({sizes.width}, {wide})": te.LayerNormMLP(sizes.width, wide, params_dtype=torch.bfloat16),
+    }
+    print(f"\n{'module':28s} {'parameters':>10s} {'output':>14s}   FP8 off by")
+    for name, module in modules.items():
+        device = next(module.parameters()).device
+        inputs = torch.randn(sizes.sequence, sizes.width, generator=torch.Generator().manual_seed(SEED))
+        inputs = inputs.to(device, torch.bfloat16)
+        with torch.no_grad():
+            plain = module(inputs)
+            with te.autocast(enabled=True, recipe=recipe.Float8CurrentScaling()):
+                quantized = module(inputs)
+        off = (quantized - plain).float().norm() / plain.float().norm()
+        count = sum(parameter.numel() for parameter in module.parameters())
+        print(f"{name:28s} {count:10d} {tuple(plain.shape)!s:>14s}   {off:.2%}")
+
+
+def sequences(count: int, length: int, generator: torch.Generator) -> torch.Tensor:
+    """Int64 ``[count, length]``: ``(phase + stride * t) mod 96``, with strides from 1 to 6."""
+    phase = torch.randint(VOCABULARY, (count, 1), generator=generator)
+    stride = torch.randint(1, STRIDES + 1, (count, 1), generator=generator)
+    return (phase + stride * torch.arange(length)) % VOCABULARY
+
+
+def loss_of(model: Gpt, windows: torch.Tensor, chosen: recipe.Recipe | None) -> torch.Tensor:
+    """Cross entropy of every next number. Only the forward is under autocast; the backward follows it."""
+    with te.autocast(enabled=chosen is not None, recipe=chosen):
+        logits = model(windows[:, :-1])
+    return nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+
+
+@dataclass
+class Run:
+    """A training and its numbers.
+
+    Attributes:
+        model: as trained.
+        chosen: recipe; None without FP8.
+        losses: of each step.
+        milliseconds: median time of a step, the first few left out.
+        kept: bytes that a forward keeps for its backward.
+        peak: bytes of the device's memory that were taken at once; None on a CPU.
+    """
+
+    model: Gpt
+    chosen: recipe.Recipe | None
+    losses: list[float] = field(default_factory=list)
+    milliseconds: float = 0.0
+    kept: int = 0
+    peak: int | None = None
+
+    @property
+    def last(self) -> float:
+        """Mean of the last losses."""
+        return statistics.mean(self.losses[-LAST:])
+
+
+def train(sizes: Sizes, chosen: recipe.Recipe | None, *, plain: bool = False) -> Run:
+    """A model from the same seed as every other, trained on the same data."""
+    torch.manual_seed(SEED)
+    run = Run(Gpt(sizes, plain=plain), chosen)
+    device, generator, times = run.model.device, torch.Generator().manual_seed(SEED), []
+    accelerator = None if device.type == "cpu" else torch.get_device_module(device)
+    if accelerator is not None:
+        accelerator.reset_peak_memory_stats()
+    optimizer = torch.optim.AdamW(run.model.parameters(), lr=sizes.learning_rate)
+    for _ in range(sizes.steps):
+        windows = sequences(sizes.batch, sizes.sequence + 1, generator).to(device)
+        start = time.perf_counter()
+        optimizer.zero_grad(set_to_none=True)
+        loss = loss_of(run.model, windows, chosen)
+        loss.backward()
+        optimizer.step()
+        run.losses.append(loss.item())  # which waits for the device
+        times.append(1e3 * (time.perf_counter() - start))
+    run.milliseconds = statistics.median(times[min(5, sizes.steps // 2) :])
+    if accelerator is not None:
+        run.peak = accelerator.max_memory_allocated()
+    run.kept = bytes_kept(run.model, lambda: loss_of(run.model, windows, chosen))
+    run.model.cpu()  # no run finds another's model in the device's memory
+    return run
+
+
+def bytes_kept(model: nn.Module, forward: Callable[[], torch.Tensor]) -> int:
+    """What autograd keeps of a forward, parameters left out and no memory counted twice."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = forward()
+    del loss
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def report(runs: dict[str, Run]) -> None:
+    """Losses, time and memory side by side."""
+    columns = ("first", f"last {min(LAST, len(runs['bf16'].losses))}", "vs bf16", "ms/step", "kept MiB", "peak MiB")
+    print(f"\n{'run':13s}" + "".join(f"{column:>9s}" for column in columns))
+    for name, run in runs.items():
+        peak = "-" if run.peak is None else f"{run.peak / 2**20:.0f}"
+        against = run.last / runs["bf16"].last - 1
+        print(
+            f"{name:13s}{run.losses[0]:9.4f}{run.last:9.4f}{against:+9.2%}{run.milliseconds:9.1f}"
+            f"{run.kept / 2**20:9.1f}{peak:>9s}"
+        )
+
+
+def show_scaling(model: Gpt) -> None:
+    """What delayed scaling remembers: the largest magnitudes of past steps, and the scales that follow from them."""
+    meta = model.layers[0].self_attention.layernorm_qkv.fp8_meta
+    print(f"\nscaling state of the first layer's projection to queries, keys and values\n{meta['recipe']}")
+    for direction, roles in (("scaling_fwd", ("input", "weight")), ("scaling_bwd", ("grad_output",))):
+        state = meta[direction]
+        for slot, role in enumerate(roles):
+            history = state.amax_history[1:, slot]
+            print(
+                f"{role:12s} {state.format.name}: largest of {len(history) + 1} steps {history.max().item():.3g}, "
+                f"scale {state.scale[slot].item():.4g}"
+            )
+
+
+@torch.no_grad()
+def go_on(run: Run, prompt: torch.Tensor, count: int) -> list[int]:
+    """The likeliest ``count`` numbers after a prompt, one at a time.
+
+    FP8 takes rows in multiples of 8: the end is padded, which under the causal mask nothing before it sees.
+    """
+    found = prompt
+    for _ in range(count):
+        padded = nn.functional.pad(found, (0, -len(found) % 8))
+        with te.autocast(enabled=run.chosen is not None, recipe=run.chosen):
+            logits = run.model(padded[None])
+        found = torch.cat([found, logits[0, len(found) - 1].argmax().view(1)])
+    return found[len(prompt) :].tolist()
+
+
+def generate(runs: dict[str, Run], sizes: Sizes) -> None:
+    """Let every model continue the same sequence."""
+    length = sizes.sequence // 2
+    right = ((3 + 2 * torch.arange(length + 8)) % VOCABULARY).tolist()
+    print(f"\nafter ... {' '.join(map(str, right[length - 4 : length]))} comes {' '.join(map(str, right[length:]))}")
+    for name, run in runs.items():
+        found = go_on(run, torch.tensor(right[:length]), 8)
+        print(f"{name:13s} goes on {' '.join(map(str, found))}")
+
+
+def check(runs: dict[str, Run], path: Path) -> bool:
+    """Whether the losses are those that were recorded, and FP8 follows BF16."""
+    recorded = json.loads(path.read_text(encoding="utf-8"))
+    print(f"\nmean of the last {LAST} losses beside {path.name}")
+    good = True
+    for name, (key, from_bf16) in CHECKED.items():
+        wanted = statistics.mean(recorded[key]["losses"][-LAST:])
+        off, against = runs[name].last / wanted - 1, runs[name].last / runs["bf16"].last - 1
+        passed = abs(off) <= FROM_RECORDED and abs(against) <= from_bf16
+        good &= passed
+        print(
+            f"{'pass' if passed else 'FAIL'}  {name:9s} {runs[name].last:.4f}, recorded {wanted:.4f} ({off:+.2%}, "
+            f"at most {FROM_RECORDED:.0%}); {against:+.2%} from bf16 (at most {from_bf16:.1%})"
+        )
+    return good
+
+
+def main() -> int:
+    """Run all parts; 1 if the check fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="seconds on a CPU; default: width 768, for an accelerator")
+    parser.add_argument("--backend", help="choose one by name; default: the one of the default device")
+    parser.add_argument("--steps", type=int, help=f"default: {FULL.steps}, small {SMALL.steps}")
+    parser.add_argument("--check", nargs="?", type=Path, const=RECORDED, help="compare with a record of losses")
+    parser.add_argument("--json", type=Path, help="write losses and numbers there")
+    options = parser.parse_args()
+    sizes = SMALL if options.small else FULL
+    if options.steps is not None:
+        sizes = replace(sizes, steps=options.steps)
+    if options.check is not None and sizes != FULL:
+        parser.error("--check is for the full size and all steps, which were recorded")
+    if options.backend is not None:
+        te_hal.set_backend(options.backend)
+
+    backend = te_hal.get_backend()
+    print(f"backend {backend.name}: {backend.description}; torch {torch.__version__}")
+    print(sizes)
+    tour(sizes)
+    runs = {name: train(sizes, chosen) for name, chosen in recipes().items()}
+    runs["plain PyTorch"] = train(sizes, None, plain=True)
+    report(runs)
+    show_scaling(runs["delayed"].model)
+    generate(runs, sizes)
+    if options.json is not None:
+        numbers = {k: {f: getattr(r, f) for f in ("losses", "milliseconds", "kept", "peak")} for k, r in runs.items()}
+        options.json.write_text(json.dumps({"backend": backend.name, "runs": numbers}))
+    return 0 if options.check is None or check(runs, options.check) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
