@@ -85,9 +85,13 @@ def test_a_backend_for_inference_is_taken_where_gradients_are_off():
         )
     )
     module, x = te.Linear(32, 32), torch.ones(16, 32)
-    with te_hal.use_backend("toy"), torch.no_grad(), te.autocast():
+    with te_hal.use_backend("toy"), torch.no_grad(), te.autocast(recipe=DelayedScaling()):
         assert module(x).shape == (16, 32)
-    with te_hal.use_backend("toy"), pytest.raises(UnsupportedError, match=SENTENCE), te.autocast():
+    with (
+        te_hal.use_backend("toy"),
+        pytest.raises(UnsupportedError, match=SENTENCE),
+        te.autocast(recipe=DelayedScaling()),
+    ):
         pass
 
 
