@@ -27,8 +27,9 @@ MAY_IMPORT = {
     "quantization": {"schema", "dispatch", "ops", "recipe"},
     "optimizers": {"schema", "dispatch", "ops", "recipe", "quantization"},
     "modules": {"schema", "dispatch", "ops", "recipe", "quantization", "optimizers"},
+    "monitoring": {"schema", "ops", "quantization", "modules"},
 }
-DEVICE_NEUTRAL = ("modules", "optimizers", "recipe", "quantization", "schema", "dispatch", "ops")
+DEVICE_NEUTRAL = ("monitoring", "modules", "optimizers", "recipe", "quantization", "schema", "dispatch", "ops")
 #: Layers whose docstrings and messages name no vendor either. Modules describe arguments of Transformer Engine.
 NEUTRAL_IN_WORDS = ("optimizers", "recipe", "quantization", "schema", "dispatch", "ops")
 #: Names of a vendor's chips, which no identifier has.

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from te_hal.cli.summary import Summary
 
 _KIB = 2**10
+#: What rounds to 0.01%.
+_SMALLEST = 5e-5
 
 
 def print_details(console: Console, summary: Summary) -> None:
@@ -32,7 +34,7 @@ def _print_lost(console: Console, run: RunResult) -> None:
     roles = list(dict.fromkeys(place.role for place in places))
     cells = {(p.module, p.role): f"{_percent(p.clipped)} {_percent(p.flushed)}" for p in places}
     table = _table(f"\n{run.name}: % clipped, flushed", [f"{role}\nclip flush" for role in roles])
-    for module in sorted({place.module for place in places}, key=_natural):
+    for module in dict.fromkeys(place.module for place in places):
         table.add_row(module, *(cells.get((module, role), "-") for role in roles))
     console.print(table)
 
@@ -67,9 +69,7 @@ def _table(first: str, headings: list[str]) -> Table:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:5.2f}"
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Sorts numbers in names by their value."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
+    """Five columns; none at all is told from very few."""
+    if 0 < share < _SMALLEST:
+        return " <.01"
+    return f"{100 * share:5.2f}" if share else "    0"
