@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -9,7 +10,7 @@ import torch
 
 from te_hal.modules.linear_call import LinearCall, Quantizers
 from te_hal.modules.quantized_weights import QuantizedWeights, operand_of
-from te_hal.modules.scaling import Asked, build_custom_scaling, build_scaling, take_over
+from te_hal.modules.scaling import Asked, build_custom_scaling, build_scaling, take_over, told_apart
 from te_hal.modules.scaling_checkpoint import load_scaling, save_scaling
 from te_hal.modules.state_dict import OptionalExtraState
 from te_hal.modules.weight_cache import WeightCache
@@ -104,6 +105,8 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
             device: of the input.
             order: memory order in which quantizers lay out columnwise copies.
         """
+        if frame.region is not None:
+            frame.region.met_module = True
         if self.fp8 is not frame.enabled:  # torch's __setattr__ costs a microsecond
             self.fp8 = frame.enabled
         if self.fp8_calibration is not frame.calibrating:
@@ -148,6 +151,8 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
 
     def _use_custom_recipe(self, recipe: CustomRecipe, device: torch.device) -> None:
         held, scaling = self._scaling.get(recipe.family), self._custom_scaling(recipe, device)
+        if scaling is not held or self._in_use != recipe.family:
+            self._say_that_kept_weights_go(recipe)
         if scaling is not held:
             take_over(scaling, held, device)
             self._scaling[recipe.family], self._prepared = scaling, None
@@ -165,11 +170,22 @@ class Fp8Module(OptionalExtraState, torch.nn.Module):
             if held.source[0] is not recipe:
                 self._scaling[recipe.family] = replace(held, source=(recipe, recipe.version))
             if self._in_use != recipe.family:
+                self._say_that_kept_weights_go(recipe)
                 self._install(recipe.family)
             self.fp8_meta["recipe"] = recipe
             return
+        self._say_that_kept_weights_go(recipe)
         self._scaling[recipe.family] = build_scaling(recipe, device, held, self.num_gemms)
         self._install(recipe.family)
+
+    def _say_that_kept_weights_go(self, recipe: Recipe) -> None:
+        if self._weight_cache.storages and self._in_use is not None:
+            before, after = told_apart(self._scaling[self._in_use].recipe, recipe)
+            warnings.warn(
+                f"{self.label}: weights kept for is_first_microbatch were quantized under {before}; under {after} they "
+                "are quantized anew. Keep one recipe until the next first microbatch.",
+                stacklevel=2,
+            )
 
     def _install(self, family: str) -> None:
         """Put the state of one family in use."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -130,3 +131,14 @@ def take_over(scaling: Scaling, before: Scaling | None, device: torch.device) ->
         earlier = None if before is None else before.states[key]
         if isinstance(state, CustomScalingState) and isinstance(earlier, CustomScalingState):
             state.take_over(earlier, device)
+
+
+def told_apart(before: Recipe, after: Recipe) -> tuple[str, str]:
+    """Two recipes in short: their classes, and where these are one the fields that differ."""
+    if type(before) is not type(after):
+        return type(before).__name__, type(after).__name__
+    names = [field.name for field in dataclasses.fields(before)]
+    differing = [name for name in names if getattr(before, name) != getattr(after, name)]
+    texts = [", ".join(f"{name}={getattr(recipe, name)!r}" for name in differing) for recipe in (before, after)]
+    kind = type(before).__name__
+    return f"{kind}({texts[0]})", f"{kind}({texts[1]})"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
 
-from te_hal.schema.errors import UnsupportedError
+from te_hal.modules.whereabouts import locate
+from te_hal.schema.errors import TeHalError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +19,9 @@ _R = TypeVar("_R")
 
 
 def run_eagerly(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Keep ``function`` out of what torch.compile compiles: compiled code around it calls it as it stands.
+    """Keep a module's ``function`` out of what torch.compile compiles: compiled code calls it as it stands.
+
+    An error of a forward is told where in the model the module stands.
 
     Kernels are chosen, counted and bit-exact as they are written. A compiler that traced them would compile one
     choice and round where it likes.
@@ -30,12 +33,16 @@ def run_eagerly(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.wraps(function)
     def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        if disabled:
+        try:
+            if disabled:
+                return disabled[0](*args, **kwargs)
+            if "torch._dynamo" not in sys.modules:
+                return function(*args, **kwargs)
+            disabled.append(torch.compiler.disable(function))  # type: ignore[no-untyped-call]
             return disabled[0](*args, **kwargs)
-        if "torch._dynamo" not in sys.modules:
-            return function(*args, **kwargs)
-        disabled.append(torch.compiler.disable(function))  # type: ignore[no-untyped-call]
-        return disabled[0](*args, **kwargs)
+        except TeHalError as error:
+            locate(error, args[0] if args else None)
+            raise
 
     return wrapper
 

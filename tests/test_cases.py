@@ -112,25 +112,27 @@ CASES = {
         (
             f"{STATE}::test_weights_of_the_torch_module_load_strictly",
             f"{STATE}::test_the_other_way_round_dropping_the_extra_keys_is_enough",
+            "modules/test_transformer.py::test_weights_without_extra_state_load_strictly",
             "modules/test_attention_multihead.py::test_a_state_without_extra_state_loads_strictly",
         ),
-        {"TransformerLayer": TRANSFORMER},
     ),
     "B41": Case(
         "extra state that is no tensor",
         (
             f"{STATE}::test_extra_state_is_a_cpu_uint8_tensor_that_safe_formats_carry",
             "quantization/test_extra_state.py::test_state_goes_through_a_file_without_pickle",
+            "modules/test_transformer.py::test_every_extra_state_is_a_cpu_uint8_tensor_that_loads_without_pickle",
         ),
-        {"the remaining modules": TRANSFORMER, "the remaining recipes": RECIPES},
+        {"the remaining recipes": RECIPES},
     ),
     "B44": Case(
         "a resumed run that differs",
         (
             f"{STATE}::test_ten_steps_equal_five_and_five_more_in_a_new_process",
             "optimizers/test_optimizer_state.py::test_training_goes_on_from_a_file_bit_for_bit",
+            "modules/test_transformer.py::test_training_with_dropout_goes_on_from_a_file_bit_for_bit",
         ),
-        {"MXFP8": RECIPES, "dropout": TRANSFORMER},
+        {"MXFP8": RECIPES},
     ),
     "B46": Case(
         "quantized tensors in pickles and copies",
@@ -179,14 +181,16 @@ CASES = {
             "modules/test_shape_rule.py::test_a_size_that_fp8_cannot_take_is_refused_with_the_way_out",
             "modules/test_shape_rule.py::test_the_product_of_leading_sizes_counts",
             "test_cases.py::test_eight_rows_in_two_leading_dimensions_pass",
+            "modules/test_layernorm_mlp.py::test_a_size_that_fp8_cannot_take_is_refused_naming_layer_operand_and_way_out",
+            "modules/test_device_trouble.py::test_a_size_that_does_not_fit_names_the_layer_of_the_model",
         ),
-        {"LayerNormMLP": TRANSFORMER},
     ),
     "B64": Case(
         "head counts that do not divide",
         (
             f"{ATTENTION}_arguments.py::test_the_constructor_refuses_what_cannot_be",
             f"{ATTENTION}_multihead.py::test_the_constructor_refuses_what_cannot_be",
+            "modules/test_transformer.py::test_head_counts_that_do_not_divide_are_refused_at_construction",
             f"{ATTENTION}_multihead.py::test_a_constructor_argument_of_a_later_feature_is_refused_by_name",  # tp_size
         ),
     ),
@@ -195,6 +199,7 @@ CASES = {
         (
             f"{ATTENTION}.py::test_masked_keys_have_weight_zero_however_large_the_scores",
             f"{ATTENTION}.py::test_a_row_with_nothing_to_see_gives_zero_and_takes_no_gradient",
+            "modules/test_transformer.py::test_a_sequence_of_nothing_but_padding_stays_finite_in_every_gradient",
         ),
     ),
     "B72": Case(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -25,13 +26,18 @@ class Region:
     """One stay inside an outermost enabled autocast.
 
     Its first FP8 module with a backward updates the backward states.
+
+    Attributes:
+        queue: states that wait for their update.
+        met_module: whether a module that can quantize has run.
     """
 
-    __slots__ = ("_first_taken", "queue")
+    __slots__ = ("_first_taken", "met_module", "queue")
 
     def __init__(self, queue: UpdateQueue) -> None:
         self.queue = queue
         self._first_taken = False
+        self.met_module = False
 
     def take_first(self) -> bool:
         """Whether the caller is the first to ask."""
@@ -73,7 +79,7 @@ class autocast:  # noqa: N801 - Transformer Engine's spelling
     Nesting is allowed, off inside on and on inside off too; what was in force before is in force again afterwards,
     also after an exception. On leaving the outermost enabled block with gradients on, the forward scaling states that
     recorded an amax are updated, also after an exception. State is per thread. One object may be entered again after
-    it was left, not twice at once.
+    it was left, not twice at once. Leaving one in which no module ran that quantizes warns, once in a process.
 
     Args:
         enabled: whether modules quantize.
@@ -152,6 +158,24 @@ class autocast:  # noqa: N801 - Transformer Engine's spelling
         outermost = frame.enabled and (not frames or _innermost_enabled(frames) is None)
         if outermost and frame.region is not None and torch.is_grad_enabled():
             frame.region.queue.update(forward=True)
+        if outermost and frame.region is not None and not frame.region.met_module and error is None:
+            _warn_that_nothing_quantizes()
+
+
+class _Once:
+    """Whether the warning was given in this process."""
+
+    given = False
+
+
+def _warn_that_nothing_quantizes() -> None:
+    if not _Once.given:
+        _Once.given = True
+        warnings.warn(
+            "te.autocast: no module of te_hal that quantizes ran inside, so it changed nothing; FP8 is for te.Linear, "
+            "te.LayerNormLinear, te.LayerNormMLP, te.TransformerLayer in the place of torch's modules. Said once.",
+            stacklevel=3,
+        )
 
 
 def _check_bool(name: str, value: object) -> None:
@@ -197,6 +221,7 @@ class FP8GlobalStateManager:
         """Leave every autocast of the calling thread and forget waiting updates (for tests)."""
         _per_thread.frames.clear()
         discard_waiting()
+        _Once.given = False
 
     @staticmethod
     def is_fp8_enabled() -> bool:

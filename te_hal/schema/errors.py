@@ -17,6 +17,16 @@ class TeHalError(Exception):
         self.where, self.got, self.accepted, self.todo = where, got, accepted, todo
         super().__init__(f"{where}: got {got}; accepted: {accepted}; {todo}")
 
+    def tell_place(self, place: str) -> None:
+        """Have the message say where in a model this happened; once.
+
+        Args:
+            place: for example ``layers.3.mlp of GPT``.
+        """
+        self.place = place
+        self.where = f"{self.where} (at {place})"
+        self.args = (f"{self.where}: got {self.got}; accepted: {self.accepted}; {self.todo}",)
+
     def __reduce__(self) -> tuple[object, ...]:
         facts = {"got": self.got, "accepted": self.accepted, "todo": self.todo}
         return (_rebuild, (type(self), self.where, facts))

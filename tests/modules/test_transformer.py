@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 
 import closeness
@@ -157,6 +158,20 @@ def layer_of(module: te.TransformerLayer, mask_type: str) -> te.TransformerLayer
     return made
 
 
+@pytest.mark.parametrize("name", ["plain", *RECIPES])
+def test_a_sequence_of_nothing_but_padding_stays_finite_in_every_gradient(name):
+    chosen = RECIPES[name]() if name != "plain" else None
+    module, (x, gy) = layer(self_attn_mask_type="padding"), data()
+    mask = torch.zeros(BATCH, 1, 1, SEQUENCE, dtype=torch.bool)
+    mask[0] = True
+    inp = (x * 100).requires_grad_()
+    with te.autocast(enabled=chosen is not None, recipe=chosen):
+        y = module(inp, attention_mask=mask)
+    y.backward(gy)
+    assert y.isfinite().all()
+    assert all(value.grad.isfinite().all() for value in (inp, *module.parameters()))
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_fp8_stays_near_and_every_product_is_quantized(name):
     module, (x, gy) = layer(), data()
@@ -256,8 +271,49 @@ def test_weights_without_extra_state_load_strictly():
     assert torch.equal(first(x), second(x))
 
 
+@pytest.mark.parametrize("name", ["plain", *RECIPES])
+def test_every_extra_state_is_a_cpu_uint8_tensor_that_loads_without_pickle(name):
+    chosen = RECIPES[name]() if name != "plain" else None
+    module, (x, gy) = layer(output_layernorm=True), data()
+    step(module, x, gy, chosen)
+    file = io.BytesIO()
+    torch.save(module.state_dict(), file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    states = {key: value for key, value in loaded.items() if key.endswith("_extra_state")}
+    assert {(value.dtype, value.device.type) for value in states.values()} == {(torch.uint8, "cpu")}
+    with_values = {key.rpartition(".")[0] for key, value in states.items() if value.numel()}
+    quantizing = {"self_attention.qkv", "self_attention.proj", "layernorm_mlp"}
+    assert with_values == (quantizing if name == "delayed" else set())
+
+
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_copied_and_a_reloaded_layer_go_on_in_the_same_way(name):
+def test_training_with_dropout_goes_on_from_a_file_bit_for_bit(name):
+    dropping = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
+    batches = [data() for _ in range(6)]
+
+    def train(module: te.TransformerLayer, steps: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        optimizer, chosen = torch.optim.SGD(module.parameters(), lr=0.1), RECIPES[name]()
+        for x, gy in steps:
+            y = step(module, x, gy, chosen)["y"]
+            optimizer.step()
+        return y
+
+    first, file = layer(**dropping), io.BytesIO()
+    train(first, batches[:3])
+    torch.save({"model": first.state_dict(), "random": torch.get_rng_state()}, file)
+    straight = train(first, batches[3:])
+    second = layer(**dropping)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    second.load_state_dict(saved["model"])
+    torch.set_rng_state(saved["random"])
+    assert torch.equal(train(second, batches[3:]), straight)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_reloaded_layer_goes_on_in_the_same_way(name):
     first, (x, gy) = layer(), data()
     step(first, x, gy, RECIPES[name]())
     second = layer()

@@ -67,3 +67,30 @@ def test_every_cast_of_ten_steps_equals_the_reference(name: str, native: NativeB
         for own, other in zip(model, reference, strict=True):
             found, expected = (m.fp8_meta["scaling_fwd"].amax_history for m in (own, other))
             torch.testing.assert_close(found.cpu(), expected, rtol=1e-2, atol=0.0)
+
+
+@pytest.mark.parametrize("name", ["delayed", "current"])
+@pytest.mark.parametrize(
+    "arguments", [{}, {"normalization": "RMSNorm", "activation": "swiglu"}], ids=["gelu", "swiglu"]
+)
+def test_every_cast_of_a_transformer_layer_equals_the_reference(arguments, name: str, native: NativeBackend) -> None:
+    held, steps = Held(native), 3
+    torch.manual_seed(0)
+    layer = te.TransformerLayer(
+        *(64, 96, 4), hidden_dropout=0.0, attention_dropout=0.0, params_dtype=torch.bfloat16, **arguments
+    ).to(native.device)
+    generator = torch.Generator().manual_seed(1)
+    with te_hal.use_backend("held"):
+        for _ in range(steps):
+            x = torch.randn(8, 2, 64, generator=generator).to(native.device, torch.bfloat16).requires_grad_()
+            with te.autocast(recipe=RECIPES[name]):
+                y = layer(x)
+            y.sum().backward()
+    kind = "rmsnorm" if arguments else "layernorm"
+    # Two norms; one activation; what proj reads, four weights, the gradients of proj and fc2, whose biases are added
+    # with the residual; those of qkv and, under current scaling (F5), of fc1 come with their biases' gradients.
+    expected = {f"{kind}_quantize": 2, "activation_quantize": 1, "bias_grad_quantize": 1 + (name == "current")}
+    expected["quantize_current" if name == "current" else "quantize"] = 7
+    if name == "delayed":
+        expected["activation_bwd_quantize"] = 1
+    assert {op: count // steps for op, count in held.calls.items() if op in expected} == expected
