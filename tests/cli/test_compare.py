@@ -82,7 +82,9 @@ def test_the_record_has_a_number_per_step_of_each_run(done):
 def test_a_loss_that_is_not_finite_is_counted_and_reported(command_line):
     result = command_line.compare("--lr", "1e30", "--recipe", "current")
     assert result.exit_code == 0
-    assert "NaN or infinite values" in result.stdout
+    words = " ".join(result.stdout.split())
+    assert "NaN or infinite values" in words
+    assert re.search(r"Look first at \S+ \(\w+\), .*: (NaN|Inf) in step \d+\.", words)
     bf16 = command_line.record()["runs"][0]
     assert bf16["nonfinite_steps"] > 0
     assert None in bf16["loss"]
