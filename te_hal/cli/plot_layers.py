@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _LINES = {"input": "-", "weight": ":", "grad_output": "--"}
 #: Shares below this are drawn as this: 1 of 100,000 values.
 _FLOOR = 1e-5
-_MARGINS = {"left": 0.06, "right": 0.97, "top": 0.88, "bottom": 0.24, "wspace": 0.6}
+_MARGINS = {"left": 0.06, "right": 0.97, "top": 0.88, "bottom": 0.24, "wspace": 0.3}
 
 
 def draw_layers(figure: SubFigure, run: RunResult) -> None:
@@ -28,7 +28,8 @@ def draw_layers(figure: SubFigure, run: RunResult) -> None:
         run: an FP8 run with observations.
     """
     figure.suptitle(f"{run.name}: amax, scale, and what FP8 cut off", fontsize="medium")
-    amax, scale, lost = figure.subplots(1, 3, width_ratios=(1, 1, 0.8), gridspec_kw=_MARGINS)
+    amax, scale, names, lost = figure.subplots(1, 4, width_ratios=(1, 1, 0.35, 0.8), gridspec_kw=_MARGINS)
+    names.set_axis_off()  # leaves the names of modules room
     tensors = [entry for entry in (run.observed or {})["tensors"] if entry["scale"][-1] is not None]
     modules = list(dict.fromkeys(entry["module"] for entry in tensors))
     _draw_series(amax, tensors, modules, "amax")
