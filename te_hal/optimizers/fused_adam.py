@@ -204,11 +204,10 @@ class FusedAdam(FusedOptimizer):
         torch._foreach_mul_(second, beta2)
         torch._foreach_addcmul_(second, gradients, gradients, value=1 - beta2)
         step, corrected = group["step"], group["bias_correction"]
-        update = torch._foreach_div(first, 1 - beta1**step if corrected else 1.0)  # noqa: SLF001
         denominator = torch._foreach_div(second, 1 - beta2**step if corrected else 1.0)  # noqa: SLF001
-        torch._foreach_sqrt_(denominator)
-        torch._foreach_add_(denominator, group["eps"])
-        torch._foreach_div_(update, denominator)
+        torch._foreach_sqrt_(denominator)  # noqa: SLF001
+        torch._foreach_add_(denominator, group["eps"])  # noqa: SLF001
         if decay and self.adam_w_mode:
-            torch._foreach_add_(update, values, alpha=decay)
-        torch._foreach_add_(values, update, alpha=-group["lr"])
+            torch._foreach_mul_(values, 1 - group["lr"] * decay)  # noqa: SLF001
+        size = group["lr"] / (1 - beta1**step if corrected else 1.0)
+        torch._foreach_addcdiv_(values, first, denominator, value=-size)  # noqa: SLF001

@@ -14,8 +14,8 @@ from te_hal.schema.formats import FLOATS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-#: Elements handled in one go: bounds the fp32 copies that a step makes, and is far above what a launch costs.
-_CHUNK = 1 << 24
+#: Elements handled in one go: bounds the fp32 copies that a step makes. Where launches cost, fewer and larger ones.
+_CPU_CHUNK, _CHUNK = 1 << 20, 1 << 24
 
 
 def check_parameter(where: str, parameter: torch.Tensor) -> None:
@@ -90,15 +90,16 @@ def join_master(high: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:
 
 
 def chunks(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Parameters in lists that share a device and stay near ``_CHUNK`` elements."""
+    """Parameters in lists that share a device; a list ends before it has too many elements."""
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for parameter in parameters:
         by_device.setdefault(parameter.device, []).append(parameter)
-    for held in by_device.values():
+    for device, held in by_device.items():
+        most = _CPU_CHUNK if device.type == "cpu" else _CHUNK
         chunk: list[torch.Tensor] = []
         elements = 0
         for parameter in held:
-            if chunk and elements + parameter.numel() > _CHUNK:
+            if chunk and elements + parameter.numel() > most:
                 yield chunk
                 chunk, elements = [], 0
             chunk.append(parameter)

@@ -266,7 +266,7 @@ def test_chunks_change_nothing(monkeypatch):
     parameters, others = made(), made()
     one, other = te.optimizers.FusedAdam(parameters), te.optimizers.FusedAdam(others)
     step(other, others, 1)
-    monkeypatch.setattr("te_hal.optimizers.parameters._CHUNK", 4)
+    monkeypatch.setattr("te_hal.optimizers.parameters._CPU_CHUNK", 4)
     step(one, parameters, 1)
     assert_same(parameters, others)
 
