@@ -58,8 +58,9 @@ CASES = {
             f"{FP8}::test_zeros_stay_zero_and_everything_stays_finite",
             f"{CAST}::test_a_zero_row_stays_zero",
             "backends/cpu_reference/test_block_cast.py::test_blocks_of_zeros_stay_zeros",
+            "modules/test_block_recipes.py::test_zeros_stay_zero_and_everything_stays_finite",
         ),
-        {"modules under block, MXFP8 and NVFP4 recipes": RECIPES},
+        {"NVFP4": RECIPES},
     ),
     "B07": Case(
         "compute_scale at zero, NaN, infinity and below epsilon",
@@ -103,6 +104,16 @@ CASES = {
             "quantization/test_calibration.py::test_calibrating_records_the_largest_magnitude",
         ),
     ),
+    "B33": Case(
+        "a changed recipe that goes unnoticed",
+        (
+            "quantization/test_scaling_state.py::test_changing_the_recipe_object_counts_from_the_next_forward",
+            "modules/test_block_recipes.py::test_a_changed_recipe_takes_effect_at_the_next_step_and_drops_cached_weights",
+            "modules/test_block_recipes.py::test_the_same_object_changed_in_place_is_noticed",
+            "quantization/test_custom_recipe.py::test_another_factory_on_the_same_object_is_noticed",
+            "quantization/test_custom_recipe.py::test_a_factory_that_changes_inside_is_asked_again",
+        ),
+    ),
     "B36": Case(
         "a checkpoint copied into FP8 weights leaves a stale amax",
         ("modules/test_quantized_weights.py::test_loaded_weights_are_quantized_by_their_own_amax",),
@@ -140,8 +151,9 @@ CASES = {
             "modules/test_quantized_weights.py::test_a_saved_model_resumes_bit_for_bit",
             "modules/test_quantized_weights.py::test_a_deep_copy_trains_apart",
             "quantization/test_float8_pickling.py::test_a_copy_has_the_same_bytes_and_shares_none",
+            "quantization/test_block_tensors.py::test_a_copy_has_the_same_bytes_and_shares_none",
         ),
-        {"the tensors of other recipes, distributed checkpoints": RECIPES},
+        {"NVFP4, distributed checkpoints": RECIPES},
     ),
     "B47": Case(
         "another dtype for FP8 weights",
@@ -174,6 +186,14 @@ CASES = {
             "optimizers/test_fused_adam.py::test_a_grad_scaler_unscales_and_an_infinite_gradient_changes_nothing",
             "optimizers/test_fused_adam.py::test_a_bad_argument_is_refused_by_name",
         ),
+    ),
+    "B59": Case(
+        "tensors with a columnwise copy alone",
+        (
+            "quantization/test_block_tensors.py::test_a_columnwise_only_tensor_has_the_shape_of_what_it_stands_for",
+            "test_cases.py::test_a_columnwise_only_tensor_of_one_scale_has_its_shape_and_no_rowwise_buffer",
+        ),
+        {"NVFP4": RECIPES},
     ),
     "B61": Case(
         "dimension errors that mislead",
@@ -328,6 +348,13 @@ def test_a_bf16_bias_is_added_to_an_fp32_result_exactly():
     ones, bias = torch.ones(16, 16, dtype=torch.bfloat16), torch.arange(16, dtype=torch.bfloat16)
     result = te_hal.ops.gemm(ones, ones, bias=bias, out_dtype=torch.float32)
     assert torch.equal(result, (16 + torch.arange(16.0)).expand(16, 16))
+
+
+def test_a_columnwise_only_tensor_of_one_scale_has_its_shape_and_no_rowwise_buffer():
+    source = torch.randn(128, 256)
+    q = te.Float8CurrentScalingQuantizer(torch.float8_e4m3fn, rowwise=False)(source)
+    assert (q.shape, q.size(0), q._data) == ((128, 256), 128, None)
+    assert (q.dequantize() - source).norm() < 0.05 * source.norm()
 
 
 def test_calibration_records_the_largest_magnitude_of_negative_inputs():

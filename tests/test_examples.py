@@ -56,6 +56,14 @@ def test_the_first_example_prints_finite_gradients(outcome):
     assert norm == pytest.approx(2048 * 3072**0.5, rel=1e-6)
 
 
+def test_a_factory_with_the_quantizers_of_a_recipe_trains_as_that_recipe(outcome):
+    _, *lines = outcome("custom_recipe")[1].stdout.splitlines()
+    losses = {line[:26].strip(): line[26:].split() for line in lines}
+    assert losses["the same by role"] == losses["built-in current scaling"] != losses["bf16"]
+    for first, last in losses.values():
+        assert float(last) < float(first) / 4
+
+
 def test_the_masked_model_does_better_than_no_idea_under_every_recipe(outcome):
     first, _, *rows = outcome("bert")[1].stdout.splitlines()
     guess = float(first.split(";")[1].split()[0])
