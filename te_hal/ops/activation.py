@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from te_hal.dispatch import entry, register_composition
 from te_hal.ops.activation_formulas import FORMULAS, GATES, swish
 from te_hal.schema.activation import ACTIVATION_BWD, ACTIVATION_FWD
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 # The parameters of clamped_swiglu where a call leaves them out, as Transformer Engine has them.
 _LIMIT, _ALPHA, _LINEAR_OFFSET = 7.0, 1.702, 1.0
+
+#: Elements that a formula goes through at a time on a CPU, so that what it makes in between stays in the cache: gelu of
+#: 2048x1536 took 10 ms in pieces and 26 whole, its backward 15 and 72. Other devices would pay for every piece.
+_PIECE = 1 << 17
+#: Rows of a piece are a multiple of this: what does not fill a vector torch computes another way, with other last bits.
+_ROWS = 32
 
 _enter_activation_fwd = entry(ACTIVATION_FWD)
 _enter_activation_bwd = entry(ACTIVATION_BWD)
@@ -104,17 +115,18 @@ def _compose_fwd(
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """The composition of activation_fwd: V1, gated kinds V2, clamped_swiglu V3."""
-    values = input.to(torch.float32)
-    if activation in FORMULAS:
-        result = FORMULAS[activation].value(values)
-    elif activation in GATES:
+
+    def value(values: torch.Tensor) -> torch.Tensor:
+        if activation in FORMULAS:
+            return FORMULAS[activation].value(values)
         gate, linear = _halves(values)
-        result = FORMULAS[GATES[activation]].value(gate) * linear
-    else:
-        limit, alpha, offset = _clamped_parameters(limit, alpha, glu_linear_offset)
-        gate, linear = _halves(values)
-        result = swish(alpha).value(gate.clamp(max=limit)) * (linear.clamp(-limit, limit) + offset)
-    return result.to(out_dtype or input.dtype)
+        if activation in GATES:
+            return FORMULAS[GATES[activation]].value(gate) * linear
+        bound, steepness, offset = _clamped_parameters(limit, alpha, glu_linear_offset)
+        return swish(steepness).value(gate.clamp(max=bound)) * (linear.clamp(-bound, bound) + offset)
+
+    columns = input.shape[-1] if activation in FORMULAS else input.shape[-1] // 2
+    return _in_pieces(value, columns, out_dtype or input.dtype, input)
 
 
 def _compose_bwd(
@@ -128,17 +140,34 @@ def _compose_bwd(
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """The composition of activation_bwd; for gated kinds both halves' gradients side by side, as the input has them."""
-    grad, values = grad_output.to(torch.float32), input.to(torch.float32)
-    if activation in FORMULAS:
-        result = grad * FORMULAS[activation].slope(values)
-    elif activation in GATES:
-        formula = FORMULAS[GATES[activation]]
+
+    def gradient(grad: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        if activation in FORMULAS:
+            return grad * FORMULAS[activation].slope(values)
         gate, linear = _halves(values)
-        result = torch.cat((grad * linear * formula.slope(gate), grad * formula.value(gate)), -1)
-    else:
+        if activation in GATES:
+            formula = FORMULAS[GATES[activation]]
+            return torch.cat((grad * linear * formula.slope(gate), grad * formula.value(gate)), -1)
         parameters = _clamped_parameters(limit, alpha, glu_linear_offset)
-        result = torch.cat(_clamped_swiglu_grads(grad, *_halves(values), *parameters), -1)
-    return result.to(out_dtype or input.dtype)
+        return torch.cat(_clamped_swiglu_grads(grad, gate, linear, *parameters), -1)
+
+    return _in_pieces(gradient, input.shape[-1], out_dtype or input.dtype, grad_output, input)
+
+
+def _in_pieces(
+    compute: Callable[..., torch.Tensor], columns: int, dtype: torch.dtype, *operands: torch.Tensor
+) -> torch.Tensor:
+    """``compute`` over rows of the operands in fp32, each piece rounded once to ``dtype``: ``[..., columns]``."""
+    largest = operands[-1]
+    if largest.device.type != "cpu" or largest.numel() <= _PIECE:
+        return compute(*(operand.to(torch.float32) for operand in operands)).to(dtype)
+    rows = [operand.reshape(-1, operand.shape[-1]) for operand in operands]
+    result = torch.empty(rows[0].shape[0], columns, dtype=dtype, device=largest.device)
+    step = max(1, _PIECE // (_ROWS * largest.shape[-1])) * _ROWS
+    for start in range(0, result.shape[0], step):
+        span = slice(start, start + step)
+        result[span] = compute(*(part[span].to(torch.float32) for part in rows))
+    return result.view(*largest.shape[:-1], columns)
 
 
 def _clamped_swiglu_grads(

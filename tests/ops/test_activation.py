@@ -134,3 +134,20 @@ def test_memory_order_does_not_matter_and_the_caller_keeps_its_tensors() -> None
     ops.activation_bwd(grad, strided, activation="geglu")
     assert torch.equal(x, before[0])
     assert torch.equal(grad, before[1])
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("shape", [(3, 333, 200), (96, 4000), (2, 200_000), (400_000,)], ids=str)
+def test_going_through_large_tensors_in_pieces_changes_no_bit(
+    activation: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Compared with the same formulas on the whole: what they compute is held elsewhere.
+    x = draw(*shape) * 3
+    grad = draw(*shape[:-1], shape[-1] // (2 if activation in GATED else 1), seed=1)
+    results = []
+    for piece in (1 << 17, 1 << 40):
+        monkeypatch.setattr("te_hal.ops.activation._PIECE", piece)
+        results.append(
+            (ops.activation_fwd(x, activation=activation), ops.activation_bwd(grad, x, activation=activation))
+        )
+    assert all(map(torch.equal, *results))
