@@ -120,7 +120,9 @@ class Monitor:
         for name, parameter in self._model.named_parameters():
             gradient = getattr(parameter, "main_grad", None)
             gradient = parameter.grad if gradient is None else gradient
-            if gradient is None or not gradient.numel() or not hasattr(gradient, "detach"):
+            if gradient is not None and gradient.is_sparse:
+                gradient = gradient.coalesce().values()
+            if gradient is None or not gradient.numel():
                 continue
             norm = torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32)
             norms.append(norm if not norms else norm.to(norms[0].device))

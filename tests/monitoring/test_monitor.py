@@ -121,6 +121,14 @@ def test_the_gradient_norm_is_that_of_all_parameters():
     assert watch.history()["gradient_norm"] == [pytest.approx(expected, rel=1e-6)]
 
 
+def test_sparse_gradients_count_each_row_once():
+    model = torch.nn.Embedding(8, 4, sparse=True)
+    with te_hal.monitor(model) as watch:
+        model(torch.tensor([1, 1, 5])).sum().backward()
+        watch.step()
+    assert watch.history()["gradient_norm"] == [pytest.approx((4 * 2**2 + 4 * 1**2) ** 0.5)]
+
+
 def test_a_gradient_in_main_grad_counts():
     layer = te.Linear(32, 16, bias=False, fuse_wgrad_accumulation=True)
     layer.weight.main_grad = torch.zeros(16, 32)
