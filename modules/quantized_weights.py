@@ -55,31 +55,16 @@ class QuantizedWeights:
         wanted = current_model_init()
         if wanted is None or names[0] in self.gemm_of:
             return
-        if len(names) > 1:
-            raise ArgumentError(
-                f"{module.label}: parameters_split",
-                got=f"{len(names)} weights inside quantized_model_init",
-                accepted="one: its parts would share a scale",
-                todo="leave one of the two out",
-            )
-        weight = getattr(module, names[0])
-        if weight.is_meta:
-            raise UnsupportedError(
-                f"{module.label}: device",
-                got="meta inside quantized_model_init",
-                accepted="a device with values",
-                todo="make the module where it will live",
-            )
-        formats = recipe_formats(wanted.recipe)
+        weight, formats = getattr(module, names[0]), recipe_formats(wanted.recipe)
+        _refuse(module, names, weight)
         check_fp8_shape(module.label, names[0], tuple(weight.shape), formats)
         gemm = len(set(self.gemm_of.values()))
         self.recipe = wanted.recipe
         module.use_recipe(wanted.recipe, weight.device)
         self.gemm_of[names[0]] = gemm
-        quantizer = _weight_quantizer(module, gemm)
-        backend = backend_for(weight.device, "gemm")
-        dgrad = torch.is_grad_enabled()
+        backend, dgrad = backend_for(weight.device, "gemm"), torch.is_grad_enabled()
         made = linear_copies(backend.gemm_copies, formats, dgrad=dgrad, wgrad=dgrad).weight_made
+        quantizer = _weight_quantizer(module, gemm)
         quantizer.columnwise_order = backend.columnwise_order
         plain = weight.detach()
         storage = quantizer.quantize_storage(plain, rowwise=True, columnwise=made.columnwise)
@@ -124,6 +109,23 @@ class QuantizedWeights:
                 quantizer.amax.copy_(amax)
             with torch.no_grad():
                 weight.quantize_(plain)
+
+
+def _refuse(module: Fp8Module, names: Sequence[str], weight: torch.Tensor) -> None:
+    if len(names) > 1:
+        raise ArgumentError(
+            f"{module.label}: parameters_split",
+            got=f"{len(names)} weights inside quantized_model_init",
+            accepted="one: its parts would share a scale",
+            todo="leave one of the two out",
+        )
+    if weight.is_meta:
+        raise UnsupportedError(
+            f"{module.label}: device",
+            got="meta inside quantized_model_init",
+            accepted="a device with values",
+            todo="make the module where it will live",
+        )
 
 
 def _weight_quantizer(module: Fp8Module, gemm: int) -> Quantizer:

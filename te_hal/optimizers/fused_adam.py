@@ -205,9 +205,9 @@ class FusedAdam(FusedOptimizer):
         torch._foreach_addcmul_(second, gradients, gradients, value=1 - beta2)
         step, corrected = group["step"], group["bias_correction"]
         denominator = torch._foreach_div(second, 1 - beta2**step if corrected else 1.0)  # noqa: SLF001
-        torch._foreach_sqrt_(denominator)  # noqa: SLF001
-        torch._foreach_add_(denominator, group["eps"])  # noqa: SLF001
+        torch._foreach_sqrt_(denominator)
+        torch._foreach_add_(denominator, group["eps"])
         if decay and self.adam_w_mode:
-            torch._foreach_mul_(values, 1 - group["lr"] * decay)  # noqa: SLF001
+            torch._foreach_mul_(values, 1 - group["lr"] * decay)
         size = group["lr"] / (1 - beta1**step if corrected else 1.0)
-        torch._foreach_addcdiv_(values, first, denominator, value=-size)  # noqa: SLF001
+        torch._foreach_addcdiv_(values, first, denominator, value=-size)
