@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 
 import te_hal.ops
 from te_hal.quantization.copies import with_copies
+from te_hal.quantization.split_storage import split_storage
 from te_hal.schema.errors import ArgumentError
 from te_hal.schema.formats import FLOATS, ScalingMode
 
@@ -118,6 +119,27 @@ def _view_of_blocks(tensor: QuantizedTensor, size: Sequence[int]) -> Any:  # noq
         return NotImplemented
 
 
+def _split(tensor: QuantizedTensor, split_size: int, dim: int = 0) -> Any:  # noqa: ANN401
+    """Parts of equal size, the last one shorter."""
+    total = tensor.shape[dim] if tensor.dim() else 0
+    if split_size <= 0 or not total:
+        return NotImplemented  # torch's own errors
+    sizes = [min(split_size, total - start) for start in range(0, total, split_size)]
+    return _split_with_sizes(tensor, sizes, dim)
+
+
+def _split_with_sizes(tensor: QuantizedTensor, split_sizes: Sequence[int], dim: int = 0) -> Any:  # noqa: ANN401
+    """Parts along the first dimension that share codes; plain ones along another, or where a part cuts blocks."""
+    sizes = list(split_sizes)
+    if not tensor.dim() or dim % tensor.dim() or sum(sizes) != tensor.shape[0] or min(sizes, default=0) < 0:
+        return NotImplemented
+    parts = split_storage(tensor.quantized_storage, sizes)
+    if parts is None:
+        return NotImplemented
+    # A part's scales are its own, or shared with its neighbours: writing to it would leave the whole at odds.
+    return tuple(type(tensor)(part) for part in parts)
+
+
 def _to_copy(tensor: QuantizedTensor, **kwargs: Any) -> Any:  # noqa: ANN401
     """Another nominal dtype or device; anything else a plain tensor would get (layout, memory format) is not kept."""
     dtype = kwargs.pop("dtype", None)
@@ -167,6 +189,8 @@ _KEPT: dict[Any, Callable[..., Any]] = {
     _aten.clone.default: _clone,
     _aten.view.default: _view,
     _aten._unsafe_view.default: _view,  # noqa: SLF001 - the operator's name
+    _aten.split.Tensor: _split,
+    _aten.split_with_sizes.default: _split_with_sizes,
     _aten._to_copy.default: _to_copy,  # noqa: SLF001
     _aten.copy_.default: _copy,
 }

@@ -26,10 +26,11 @@ class QuantizedTensor(torch.Tensor):
     """A quantized tensor with the nominal dtype, shape and device of what it stands for; a class per kind of scales.
 
     Torch operations that a format defines keep it quantized: ``detach``, ``clone``, ``view``/``reshape`` (with scales
-    per block only where the last dimension stays), ``.to`` of another nominal dtype or device, and ``copy_`` into it:
-    bytes from a tensor of the same shape and kind, quantizing from any other. Other in-place operations, assignment
-    to an index among them, dequantize, compute and quantize back. Everything else dequantizes its operands and
-    returns a plain tensor: ``q.t()`` and ``q[0]`` are copies, and writing to them does not change ``q``.
+    per block only where the last dimension stays), ``split``/``chunk`` along the first dimension (where no block is
+    cut; parts refuse in-place operations), ``.to`` of another nominal dtype or device, and ``copy_`` into it: bytes
+    from a tensor of the same shape and kind, quantizing from any other. Other in-place operations, assignment to an
+    index among them, dequantize, compute and quantize back. Everything else dequantizes its operands and returns a
+    plain tensor: ``q.t()`` and ``q[0]`` are copies, and writing to them does not change ``q``.
 
     A deep copy shares nothing. So does a pickle, which holds the bytes but no quantizer, so that what is loaded
     refuses in-place operations. ``torch.load(weights_only=True)`` needs

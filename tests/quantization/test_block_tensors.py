@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import te_hal.modules as te
+import te_hal.ops
 from te_hal.quantization.quantized_tensor import rebuild_quantized_tensor
 from te_hal.schema.errors import ArgumentError, StateError, UnsupportedError
 
@@ -88,6 +89,60 @@ def test_what_would_tear_blocks_apart_gives_a_plain_copy(operation, name):
     assert torch.equal(operation(q), operation(q.dequantize()))
     with pytest.raises(RuntimeError, match="invalid for input of size"):
         q.view(7, 5)
+
+
+SPLITS = {
+    "split": (lambda t: t.split(128), True),
+    "chunk": (lambda t: t.chunk(3), True),
+    "uneven": (lambda t: t.split([256, 128]), True),
+    "rest": (lambda t: t.split([0, 256, 128]), True),
+    "inside blocks": (lambda t: t.split(100), False),
+    "along columns": (lambda t: t.split(128, dim=1), None),
+}
+
+
+@ALL
+@pytest.mark.parametrize("how", SPLITS)
+def test_parts_along_the_first_dimension_stay_quantized_where_no_block_is_cut(how, name):
+    split, whole_blocks = SPLITS[how]
+    q = made(name, 384, 192).detach()
+    parts, expected = split(q), split(q.dequantize())
+    assert len(parts) == len(expected)
+    # Blocks of one row are cut by no boundary, those of a column or a square are where it lies inside.
+    keeps = whole_blocks or (whole_blocks is False and name not in SQUARE)
+    column = whole_blocks and q.quantized_storage.columnwise_order == "same"
+    for part, values in zip(parts, expected, strict=True):
+        assert type(part) is (type(q) if keeps else torch.Tensor)
+        assert torch.equal(part.dequantize() if keeps else part, values)
+        if keeps:
+            assert (part._columnwise_data is not None) == column
+            with pytest.raises(StateError, match="without a quantizer"):
+                part.add_(1)
+
+
+@ALL
+def test_a_part_shares_the_codes_and_multiplies_as_the_whole_does(name):
+    q, other = made(name, 256, 128).detach(), made(name, 64, 128).detach()
+    parts = q.split(128)
+    assert parts[1]._rowwise_data.data_ptr() == q._rowwise_data.data_ptr() + 128 * 128
+
+    def product(left: te.QuantizedTensor) -> torch.Tensor:
+        return te_hal.ops.gemm(left.quantized_storage, other.quantized_storage, out_dtype=torch.float32)
+
+    assert torch.allclose(torch.cat(list(map(product, parts))), product(q), rtol=1e-5, atol=1e-5)
+
+
+def test_parts_of_a_per_tensor_one_share_codes_and_scale():
+    x = torch.randn(6, 4, requires_grad=True)
+    q = te.Float8CurrentScalingQuantizer(E4M3)(x)
+    first, second = q.split([2, 4])
+    assert type(second) is te.Float8Tensor
+    assert second._data.data_ptr() == q._data.data_ptr() + 8
+    assert second._transpose is None
+    assert second._scale_inv is q._scale_inv
+    (second * 3).sum().backward()
+    assert x.grad.sum(1).tolist() == [0.0, 0.0, *[12.0] * 4]
+    assert first.shape == (2, 4)
 
 
 @ALL
