@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -91,3 +92,82 @@ def test_a_group_that_fails_is_said_and_leaves_the_others_their_turn(monkeypatch
     assert "FAIL first: RuntimeError: out of memory" in printed
     # 60 us where the goal is as long as a copy, which took 50 us here.
     assert [line.split()[0] for line in printed if "MISSED" in line] == ["slow"]
+
+
+@pytest.fixture
+def session(monkeypatch):
+    """benchmarks/gpu_session.py, as if backend cuda could be used."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import gpu_session  # noqa: PLC0415 - found on the path from here on
+
+    usable = [SimpleNamespace(name="cuda", usable=True, reason="")]
+    monkeypatch.setattr(gpu_session.te_hal, "list_backends", lambda: usable)
+    yield gpu_session
+    sys.modules.pop("gpu_session", None)
+
+
+def test_every_file_that_a_session_on_a_gpu_runs_exists(session):
+    for part in session.parts():
+        files = [word for word in part.command if word.startswith(("benchmarks/", "examples/", "tests/"))]
+        assert [word for word in files if not (FOLDER.parent / word).exists()] == []
+
+
+def test_a_session_goes_on_after_a_part_that_fails_hangs_or_lacks_something(session, monkeypatch, tmp_path, capsys):
+    say = [sys.executable, "-c"]
+    chosen = [
+        session.Part("fails", 20, [*say, "print('before'); raise SystemExit(3)"]),
+        session.Part("hangs", 1, [*say, "import time; time.sleep(60)"]),
+        session.Part("lacks", 20, ["no-such-checker"]),
+        session.Part("works", 20, [*say, "print('OUT/x')"]),
+    ]
+    monkeypatch.setattr(session, "parts", lambda: chosen)
+    monkeypatch.setattr(sys, "argv", ["gpu_session.py", "--out", str(tmp_path)])
+    assert session.main() == 1
+    ends = capsys.readouterr().out.splitlines()[-4:]
+    assert ends == [
+        "FAIL  fails status 3",
+        "FAIL  hangs ended after 1 s",
+        "FAIL  lacks no-such-checker is not on the path",
+        "pass  works ",
+    ]
+    log = (tmp_path / "session.txt").read_text()
+    assert "before" in log
+    assert str(tmp_path / "x") in log
+
+
+def test_a_session_without_a_gpu_says_so_and_runs_nothing(session, monkeypatch, tmp_path, capsys):
+    unusable = [SimpleNamespace(name="cuda", usable=False, reason="no GPU here")]
+    monkeypatch.setattr(session.te_hal, "list_backends", lambda: unusable)
+    monkeypatch.setattr(sys, "argv", ["gpu_session.py", "--out", str(tmp_path / "out")])
+    assert session.main() == 2
+    assert "no GPU here" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_row_of_the_transformer_benchmark_runs_and_keeps_what_the_formula_says(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import gpu_transformer  # noqa: PLC0415 - as above
+
+    sizes = {"DEVICE": "cpu", "COPIED": 16, "SEQUENCE": 16, "BATCH": 2, "HIDDEN": 32, "HEADS": 2}
+    for name, value in sizes.items():
+        monkeypatch.setattr(gpu_transformer, name, value)
+    te_hal.set_backend("cpu_reference")
+    for row in (*gpu_transformer.layer_rows(), *gpu_transformer.attention_rows()):
+        row.run()
+    for numbers in gpu_transformer.saved_bytes().values():
+        assert numbers["kept"] == numbers["weights"] + numbers["formula"]
+    assert "MORE" not in capsys.readouterr().out
+    for name in ("gpu_transformer", "gpu_rows", "environment_line"):
+        sys.modules.pop(name, None)
+
+
+def test_every_contestant_of_the_gpt_step_has_its_turn(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import gpt_step  # noqa: PLC0415 - as above
+
+    steps = gpt_step.contestants(gpt_step.Sizes(width=32, heads=2, layers=1, feed_forward=64, sequence=16, batch=2))
+    times = gpt_step.run_in_turn(steps, 2)
+    assert set(gpt_step.GOALS) | {other for goals in gpt_step.GOALS.values() for other in goals} == set(times)
+    assert all(0 < time.least <= time.median for time in times.values())
+    for name in ("gpt_step", "gpt_model", "environment_line"):
+        sys.modules.pop(name, None)
