@@ -11,11 +11,18 @@ import io
 import math
 import struct
 import zipfile
+import zlib
 from typing import Any, NamedTuple
 
 import torch
 
 from te_hal.quantization.pickle_reader import Made, Name, Persistent, UnreadablePickleError, read_pickle
+
+#: What zipfile raises for one.
+_ARCHIVE_DAMAGE = (
+    *(zipfile.BadZipFile, EOFError, LookupError, OSError, OverflowError, RuntimeError, ValueError),
+    *(struct.error, zlib.error),
+)
 
 _MAGIC_NUMBER, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 _COUNT = struct.Struct("<q")
@@ -77,7 +84,7 @@ def _read_archive(data: bytes, names: frozenset[Name]) -> SavedValue:
             if sum(entry.file_size for entry in entries) > len(data):
                 raise UnreadablePickleError("an archive whose entries overlap")
             contents = {entry.filename.partition("/")[2]: archive.read(entry) for entry in entries}
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError, struct.error) as error:
+    except _ARCHIVE_DAMAGE as error:
         raise UnreadablePickleError(f"a damaged archive ({error})") from error
     if "data.pkl" not in contents or contents.get("byteorder", b"little") != b"little":
         raise UnreadablePickleError("an archive that torch.save did not write on a little-endian machine")

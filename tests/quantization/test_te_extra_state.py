@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import random
 import zipfile
 from typing import TYPE_CHECKING
 
@@ -309,6 +310,34 @@ def test_a_flipped_bit_is_refused_or_changes_values_only():
             continue
         if found is not None:
             assert {tuple(array.shape) for array in found.arrays.values()} == {(3,), (4, 3), (2,), (4, 2)}
+
+
+@pytest.mark.parametrize("form", ["pickle", "archive"])
+def test_random_damage_is_refused_by_the_right_error_or_changes_values_only(form):
+    whole = PROJ.numpy().tobytes() if form == "pickle" else archived(arrays()).getvalue()
+    draw = random.Random(0)  # noqa: S311 - the same damage every time
+    for _ in range(1500):
+        data = bytearray(whole)
+        for _ in range(draw.choice([1, 2, 8])):
+            place = draw.randrange(len(data))
+            if draw.random() < 0.7:
+                data[place] = draw.randrange(256)
+            else:
+                del data[place : place + draw.randrange(1, 40)]
+        try:
+            found = read(io.BytesIO(bytes(data)))
+        except CheckpointError:
+            continue
+        assert found is None or found.arrays.keys() == set(ARRAYS)
+
+
+def test_an_archive_that_points_out_of_the_world_is_refused():
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("a/data.pkl", pickle.dumps(None, 2))
+        archive.filelist[0].header_offset = 2**63
+    with pytest.raises(CheckpointError, match="a damaged archive"):
+        read(buffer)
 
 
 SIZES = {
