@@ -14,6 +14,7 @@ from te_hal.modules.plan_cache import PlanCache
 from te_hal.modules.state_dict import OptionalExtraState
 from te_hal.modules.transforms import refuse_transforms, run_eagerly
 from te_hal.quantization import QuantizedTensor
+from te_hal.quantization.autocast import note_module
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class Normalization(OptionalExtraState, torch.nn.Module):
             ArgumentError: shape, dtype or device that does not fit.
         """
         kind = type(self).__name__
+        note_module()
         refuse_transforms(kind)
         self._check_input(kind, input)
         parameters = dict(self.named_parameters(recurse=False))

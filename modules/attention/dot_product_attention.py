@@ -28,6 +28,7 @@ from te_hal.modules.rng_tracker import forked
 from te_hal.modules.state_dict import OptionalExtraState
 from te_hal.modules.transforms import refuse_transforms, run_eagerly
 from te_hal.quantization import QuantizedTensor
+from te_hal.quantization.autocast import note_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -216,6 +217,7 @@ class DotProductAttention(Labelled, OptionalExtraState, torch.nn.Module):
     ) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor | None, AttentionPlan, str]:
         """Queries, keys and values as ``[b, h, s, d]`` in the activation dtype; hidden keys; the plan; the format."""
         label = self.label
+        note_module()
         refuse_transforms(label)
         chosen_format = self.qkv_format if qkv_format is None else check_format(f"{label}: qkv_format", qkv_format)
         name = self.attn_mask_type if attn_mask_type is None else mask_type(f"{label}: attn_mask_type", attn_mask_type)

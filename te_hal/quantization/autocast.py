@@ -29,7 +29,7 @@ class Region:
 
     Attributes:
         queue: states that wait for their update.
-        met_module: whether a module that can quantize has run.
+        met_module: whether a module of te_hal has run.
     """
 
     __slots__ = ("_first_taken", "met_module", "queue")
@@ -73,13 +73,20 @@ def current_frame() -> Frame:
     return frames[-1] if frames else _OFF
 
 
+def note_module() -> None:
+    """Note that a module of te_hal runs now; modules that quantize note it as they begin."""
+    region = current_frame().region
+    if region is not None:
+        region.met_module = True
+
+
 class autocast:  # noqa: N801 - Transformer Engine's spelling
     """Run te_hal modules in FP8 inside the ``with`` block.
 
     Nesting is allowed, off inside on and on inside off too; what was in force before is in force again afterwards,
     also after an exception. On leaving the outermost enabled block with gradients on, the forward scaling states that
     recorded an amax are updated, also after an exception. State is per thread. One object may be entered again after
-    it was left, not twice at once. Leaving one in which no module ran that quantizes warns, once in a process.
+    it was left, not twice at once. Leaving one in which no te_hal module ran warns, once in a process.
 
     Args:
         enabled: whether modules quantize.
@@ -172,7 +179,7 @@ def _warn_that_nothing_quantizes() -> None:
     if not _Once.given:
         _Once.given = True
         warnings.warn(
-            "te.autocast: no module of te_hal that quantizes ran inside, so it changed nothing; FP8 is for te.Linear, "
+            "te.autocast: no module of te_hal ran inside, so it changed nothing; FP8 is for te.Linear, "
             "te.LayerNormLinear, te.LayerNormMLP, te.TransformerLayer in the place of torch's modules. Said once.",
             stacklevel=3,
         )
