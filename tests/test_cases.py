@@ -132,6 +132,7 @@ CASES = {
         (
             f"{STATE}::test_extra_state_is_a_cpu_uint8_tensor_that_safe_formats_carry",
             "quantization/test_extra_state.py::test_state_goes_through_a_file_without_pickle",
+            "modules/test_saving.py::test_saving_what_was_loaded_gives_the_same_bytes_and_goes_on_exactly",
             "modules/test_transformer.py::test_every_extra_state_is_a_cpu_uint8_tensor_that_loads_without_pickle",
         ),
         {"the remaining recipes": RECIPES},
@@ -140,6 +141,7 @@ CASES = {
         "a resumed run that differs",
         (
             f"{STATE}::test_ten_steps_equal_five_and_five_more_in_a_new_process",
+            "modules/test_saving.py::test_saving_what_was_loaded_gives_the_same_bytes_and_goes_on_exactly",
             "optimizers/test_optimizer_state.py::test_training_goes_on_from_a_file_bit_for_bit",
             "modules/test_transformer.py::test_training_with_dropout_goes_on_from_a_file_bit_for_bit",
         ),
