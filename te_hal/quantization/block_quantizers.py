@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from te_hal.quantization.quantizer import OPS, CastKernels, Quantizer
+from te_hal.quantization.square_mxfp8 import quantize_squares
 from te_hal.schema.errors import ArgumentError, UnsupportedError
 from te_hal.schema.formats import FLOAT32_MAX, ColumnwiseOrder, ScalingMode
 
@@ -141,10 +142,10 @@ class MXFP8Quantizer(BlockQuantizer):
     Args:
         fp8_dtype: ``torch.float8_e4m3fn``, ``torch.float8_e5m2`` or a ``te.DType``.
         rowwise, columnwise: which copies to make.
-        with_2d_quantization: 32x32 blocks; True is refused.
+        with_2d_quantization: one scale per 32x32 elements, so that both copies hold the same codes (M4); for weights.
 
     Raises:
-        UnsupportedError: ``with_2d_quantization``.
+        ArgumentError: ``with_2d_quantization`` is no bool.
     """
 
     def __init__(
@@ -155,15 +156,44 @@ class MXFP8Quantizer(BlockQuantizer):
         columnwise: bool = True,
         with_2d_quantization: bool = False,
     ) -> None:
-        if with_2d_quantization is not False:
+        if not isinstance(with_2d_quantization, bool):
+            raise _wrong("MXFP8Quantizer: with_2d_quantization", with_2d_quantization, "True, False")
+        super().__init__(fp8_dtype, ScalingMode.MXFP8, rowwise=rowwise, columnwise=columnwise)
+        self.with_2d_quantization = with_2d_quantization
+        self.columnwise_order = ColumnwiseOrder.SAME
+
+    def quantize_storage(
+        self,
+        tensor: torch.Tensor,
+        *,
+        rowwise: bool = True,
+        columnwise: bool = False,
+        out: QuantizedStorage | None = None,
+        kernels: CastKernels = OPS,
+    ) -> QuantizedStorage:
+        """Quantize without autograd; with 32x32 blocks by ops. See :meth:`Quantizer.quantize_storage`."""
+        if not self.with_2d_quantization:
+            return super().quantize_storage(tensor, rowwise=rowwise, columnwise=columnwise, out=out, kernels=kernels)
+        storage = quantize_squares(
+            tensor, self.format, rowwise=rowwise, columnwise=columnwise, order=self._order_of(out), out=out
+        )
+        self.tell_observer(storage, tensor)
+        return storage
+
+    def fused_arguments(self, *, rowwise: bool, columnwise: bool) -> dict[str, Any]:
+        """The mode. See :meth:`Quantizer.fused_arguments`.
+
+        Raises:
+            UnsupportedError: with 32x32 blocks, which no op casts to.
+        """
+        if self.with_2d_quantization:
             raise UnsupportedError(
                 "MXFP8Quantizer: with_2d_quantization",
-                got=repr(with_2d_quantization),
-                accepted="False: no op casts to 32x32 blocks yet",
-                todo="leave it out",
+                got="True for a result that is cast where it is computed",
+                accepted="weights, which are cast by themselves",
+                todo="use MXFP8Quantizer(dtype) for inputs and gradients",
             )
-        super().__init__(fp8_dtype, ScalingMode.MXFP8, rowwise=rowwise, columnwise=columnwise)
-        self.columnwise_order = ColumnwiseOrder.SAME
+        return super().fused_arguments(rowwise=rowwise, columnwise=columnwise)
 
 
 class MTFP8Quantizer(BlockQuantizer):

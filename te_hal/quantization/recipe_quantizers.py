@@ -27,7 +27,8 @@ def make_quantizer(recipe: Recipe, role: str) -> Quantizer:
     """
     dtype, mode = recipe.element_format(forward=not role.startswith("grad")).dtype, recipe.mode_of(role)
     if mode is ScalingMode.MXFP8:
-        return MXFP8Quantizer(dtype)
+        squares = role == "weight" and getattr(recipe, "enable_2d_quantization", False)
+        return MXFP8Quantizer(dtype, with_2d_quantization=squares)
     if isinstance(recipe, MTFP8BlockScaling):
         return MTFP8Quantizer(dtype, 1 if mode is ScalingMode.MTFP8_1X128 else recipe.tile_size, recipe.tile_size)
     qparams = qparams_of(recipe, role)

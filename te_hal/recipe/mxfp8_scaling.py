@@ -8,20 +8,19 @@ from typing import ClassVar
 from te_hal.recipe.format import Format
 from te_hal.recipe.recipe import Recipe, check_format, check_is, check_number, refuse_attention
 from te_hal.recipe.role_settings import check_backward_override
-from te_hal.schema.errors import UnsupportedError
 from te_hal.schema.formats import ElementFormat, ScalingMode
 
 
 @dataclass(repr=False)
 class MXFP8BlockScaling(Recipe):
-    """Microscaling in FP8 (docs/numerics.md, M1 to M3 and B5). Keeps no state.
+    """Microscaling in FP8 (docs/numerics.md, M1 to M4 and B5). Keeps no state.
 
     Attributes:
         margin: kept for Transformer Engine's signature; scales always map amax into the format, so only 0 is taken.
         fp8_format: ``Format.E4M3``, or ``Format.HYBRID`` for E5M2 gradients.
         fp8_dpa, fp8_mha: FP8 attention; True is refused.
         backward_override: None; Transformer Engine's other values are refused by name.
-        enable_2d_quantization: 32x32 blocks for weights; True is refused.
+        enable_2d_quantization: one scale per 32x32 elements of a weight (M4).
     """
 
     margin: int = 0
@@ -40,13 +39,6 @@ class MXFP8BlockScaling(Recipe):
         refuse_attention(self, fp8_dpa=self.fp8_dpa, fp8_mha=self.fp8_mha)
         check_backward_override(self, self.backward_override)
         check_is(self, "enable_2d_quantization", self.enable_2d_quantization, bool)
-        if self.enable_2d_quantization:
-            raise UnsupportedError(
-                "MXFP8BlockScaling.enable_2d_quantization",
-                got="True",
-                accepted="False: no op casts to 32x32 blocks yet",
-                todo="leave it out; weights then have a scale per 32 neighbours in either direction",
-            )
 
     def element_format(self, *, forward: bool) -> ElementFormat:
         """The 8-bit code of one direction."""

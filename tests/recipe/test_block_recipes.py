@@ -53,7 +53,6 @@ LATER = [
     *[(name, "fp8_mha", True) for name in RECIPES],
     ("Float8BlockScaling", "backward_override", "high_precision"),
     ("MXFP8BlockScaling", "backward_override", "dequantized"),
-    ("MXFP8BlockScaling", "enable_2d_quantization", True),
 ]
 
 
