@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -43,7 +43,12 @@ def quantize_squares(
     rows, cols = rows_and_cols(tuple(tensor.shape))
     values = tensor.detach().reshape(rows, cols).float()
     amax = _spread(_square_amax(values), rows, cols)
-    settings = {"dtype": format.dtype, "rowwise": rowwise, "columnwise": columnwise, "columnwise_order": order}
+    settings: dict[str, Any] = {
+        "dtype": format.dtype,
+        "rowwise": rowwise,
+        "columnwise": columnwise,
+        "columnwise_order": order,
+    }
     made = te_hal.ops.quantize(amax.reshape(tensor.shape), out=out, mode=ScalingMode.MXFP8, **settings)
     grid = block_copy(made, rowwise=rowwise).grid
     codes = grid.repeat_interleave(_SIDE, 1)[:, :cols] if rowwise else grid.repeat_interleave(_SIDE, 0)[:rows]
@@ -60,7 +65,7 @@ def _square_amax(values: torch.Tensor) -> torch.Tensor:
     rows, cols = values.shape
     magnitudes = torch.where(values.isnan(), 0.0, values.abs())
     padded = torch.nn.functional.pad(magnitudes, (0, -cols % _SIDE, 0, -rows % _SIDE))
-    return padded.unflatten(0, (-1, _SIDE)).unflatten(2, (-1, _SIDE)).amax((1, 3))
+    return padded.view(padded.shape[0] // _SIDE, _SIDE, padded.shape[1] // _SIDE, _SIDE).amax((1, 3))
 
 
 def _spread(grid: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
