@@ -145,7 +145,6 @@ CASES = {
             "optimizers/test_optimizer_state.py::test_training_goes_on_from_a_file_bit_for_bit",
             "modules/test_transformer.py::test_training_with_dropout_goes_on_from_a_file_bit_for_bit",
         ),
-        {"MXFP8": RECIPES},
     ),
     "B46": Case(
         "quantized tensors in pickles and copies",

@@ -24,6 +24,9 @@ RECIPES = {
     "current": recipe.Float8CurrentScaling,
 }
 
+#: Those that a run is resumed under in a new process.
+RESUMED = {**RECIPES, "block": recipe.Float8BlockScaling, "mxfp8": recipe.MXFP8BlockScaling}
+
 #: Module, torch's module of the same parameters, and Transformer Engine's keys.
 PAIRS = {
     "Linear": (lambda: te.Linear(32, 32), lambda: torch.nn.Linear(32, 32), ["weight", "bias"]),
@@ -231,12 +234,12 @@ def train(name: str, start: int, stop: int, path: Path) -> list[str]:
     """Train from step to step, from a checkpoint unless it is the first; save, and return the losses."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(te.LayerNorm(32), te.Linear(32, 64), torch.nn.GELU(), te.Linear(64, 32))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = te.optimizers.FusedAdam(model.parameters(), lr=1e-2)
     if start:
         saved = torch.load(path, weights_only=True)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-    chosen, losses = RECIPES[name](), []
+    chosen, losses = RESUMED[name](), []
     for step in range(start, stop):
         generator = torch.Generator().manual_seed(step)
         x, target = torch.randn(64, 32, generator=generator), torch.randn(64, 32, generator=generator)
@@ -263,7 +266,7 @@ def train_in_a_new_process(start: int, stop: int, paths: dict[str, Path]) -> dic
 
 
 def test_ten_steps_equal_five_and_five_more_in_a_new_process(tmp_path):
-    names = ["delayed", "current"]
+    names = ["delayed", "current", "block", "mxfp8"]
     halves = {name: tmp_path / f"{name}_half.pt" for name in names}
     straight = {name: train(name, 0, 10, tmp_path / f"{name}_straight.pt") for name in names}
     first = {name: train(name, 0, 5, halves[name]) for name in names}
