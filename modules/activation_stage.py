@@ -8,6 +8,7 @@ import torch
 
 from te_hal.dispatch import resolve
 from te_hal.modules import linear_steps
+from te_hal.ops.pieces import in_one, row_pieces
 from te_hal.quantization.linear_calls import fused_call
 from te_hal.schema.activation import ACTIVATIONS, GATED
 from te_hal.schema.errors import ArgumentError
@@ -148,7 +149,7 @@ def _backward_kernels(key: ActivationKey, first: LinearPlan, *, wanted: bool) ->
     backward = resolve(Call("activation_bwd", key.device, kinds, flags)).kernel
     if not key.bias_grad:
         return backward, None, None
-    sums = Call("bias_grad", key.device, {"grad_output": inside}, {"out_dtype": key.dtype})
+    sums = Call("bias_grad", key.device, {"grad_output": inside}, {"out_dtype": torch.float32})
     return backward, None, resolve(sums).kernel
 
 
@@ -167,7 +168,12 @@ def activate(result: torch.Tensor, bias: torch.Tensor | None, stage: ActivationS
         storage: QuantizedStorage = stage.quantize(result, **stage.arguments, **cast)
         quantizer.tell_observer(storage)
         return storage
-    output = stage.forward(_inside(result, bias), **stage.arguments, out_dtype=stage.key.dtype)
+    if bias is None or in_one(result):
+        output = stage.forward(_inside(result, bias), **stage.arguments, out_dtype=stage.key.dtype)
+    else:
+        output = torch.empty_like(result)  # a bias is added before gelu only, which keeps the shape
+        for piece in row_pieces(result):
+            output[piece] = stage.forward(_inside(result[piece], bias), **stage.arguments, out_dtype=stage.key.dtype)
     return linear_steps.input_operand(output, call)
 
 
@@ -194,9 +200,23 @@ def activation_backward(
         return storage, grad_bias
     if bias is None:
         return linear_steps.grad_operand(stage.backward(grad, result, **stage.arguments, out_dtype=grad.dtype), call)
-    fp32 = stage.backward(grad, _inside(result, bias), **stage.arguments, out_dtype=torch.float32)
-    grad_bias = None if stage.bias_grad is None else stage.bias_grad(fp32, out_dtype=grad.dtype)
-    return (fp32.to(grad.dtype) if key.dgrad or key.wgrad else None), grad_bias
+    return _backward_with_bias(grad, result, bias, stage, wanted=key.dgrad or key.wgrad)
+
+
+def _backward_with_bias(
+    grad: torch.Tensor, result: torch.Tensor, bias: torch.Tensor, stage: ActivationStage, *, wanted: bool
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The gradient, rounded, where it is wanted; and its sum in fp32 over rows, rounded, where that is (F4)."""
+    rounded = torch.empty_like(result) if wanted else None
+    sums = None if stage.bias_grad is None else torch.zeros(bias.shape, dtype=torch.float32, device=bias.device)
+    for piece in row_pieces(result):
+        inside = _inside(result[piece], bias)
+        fp32 = stage.backward(grad[piece], inside, **stage.arguments, out_dtype=torch.float32)
+        if rounded is not None:
+            rounded[piece] = fp32
+        if sums is not None:
+            sums += stage.bias_grad(fp32, out_dtype=torch.float32)
+    return rounded, None if sums is None else sums.to(grad.dtype)
 
 
 def _inside(result: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

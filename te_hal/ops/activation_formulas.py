@@ -30,16 +30,19 @@ class Formula(NamedTuple):
 
 
 def _gelu(x: torch.Tensor) -> torch.Tensor:
-    inner = x * (_SQRT_2_OVER_PI + _SQRT_2_OVER_PI * _GELU_CUBIC * (x * x))
-    return x * (0.5 + 0.5 * torch.tanh(inner))
+    """``x * (0.5 + 0.5 * tanh(inner))``, in place: on a CPU a new tensor costs as much as the arithmetic."""
+    inner = (x * x).mul_(_SQRT_2_OVER_PI * _GELU_CUBIC).add_(_SQRT_2_OVER_PI).mul_(x)
+    return inner.tanh_().mul_(0.5).add_(0.5).mul_(x)
 
 
 def _gelu_slope(x: torch.Tensor) -> torch.Tensor:
+    """``0.5 * x * ((1 - tanh * tanh) * inner_slope) + 0.5 * (1 + tanh)``."""
     x = x.clamp(-_GELU_SATURATED, _GELU_SATURATED)
     square = x * x
-    tanh = torch.tanh(_SQRT_2_OVER_PI * x * (1.0 + _GELU_CUBIC * square))
-    inner_slope = _SQRT_2_OVER_PI + 3.0 * _SQRT_2_OVER_PI * _GELU_CUBIC * square
-    return 0.5 * x * ((1.0 - tanh * tanh) * inner_slope) + 0.5 * (1.0 + tanh)
+    tanh = (_GELU_CUBIC * square).add_(1.0).mul_(_SQRT_2_OVER_PI * x).tanh_()
+    inner_slope = square.mul_(3.0 * _SQRT_2_OVER_PI * _GELU_CUBIC).add_(_SQRT_2_OVER_PI)
+    falling = (1.0 - tanh * tanh).mul_(inner_slope).mul_(x.mul_(0.5))
+    return falling.add_(tanh.add_(1.0).mul_(0.5))
 
 
 def _sigmoid_slope(x: torch.Tensor) -> torch.Tensor:

@@ -146,7 +146,7 @@ def test_going_through_large_tensors_in_pieces_changes_no_bit(
     grad = draw(*shape[:-1], shape[-1] // (2 if activation in GATED else 1), seed=1)
     results = []
     for piece in (1 << 17, 1 << 40):
-        monkeypatch.setattr("te_hal.ops.activation._PIECE", piece)
+        monkeypatch.setattr("te_hal.ops.pieces.PIECE", piece)
         results.append(
             (ops.activation_fwd(x, activation=activation), ops.activation_bwd(grad, x, activation=activation))
         )
