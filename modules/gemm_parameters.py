@@ -102,6 +102,11 @@ class GemmParameters:
         return names[0] if len(names) == 1 else which
 
 
+def returned_bias(bias: torch.Tensor | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """What a module with ``return_bias`` returns beside its output; of no elements without a bias."""
+    return torch.empty(0, dtype=dtype, device=device) if bias is None else bias
+
+
 def _joined(parts: Sequence[torch.Tensor]) -> Any:  # noqa: ANN401 - a tensor unless there are no parts
     """Split parameters as one tensor; None without any."""
     if len(parts) > 1:

@@ -12,7 +12,7 @@ from te_hal.modules.arguments import check_callable, check_dtype, check_epsilon,
 from te_hal.modules.call_checks import check_call
 from te_hal.modules.device import parameter_device
 from te_hal.modules.fp8_module import Fp8Module
-from te_hal.modules.gemm_parameters import DEFAULT_INIT, GemmParameters
+from te_hal.modules.gemm_parameters import DEFAULT_INIT, GemmParameters, returned_bias
 from te_hal.modules.layernorm_linear_function import LayerNormLinearCall, LayerNormLinearFunction
 from te_hal.modules.main_grad import Microbatches, main_grad_dtype
 from te_hal.modules.norm_parameters import NormParameters, norm_op
@@ -236,7 +236,7 @@ class LayerNormLinear(Fp8Module):
         if not self.return_bias:
             return found  # type: ignore[no-any-return]
         output, *normed = found if self.return_layernorm_output else (found,)
-        return (output, bias if bias is not None else torch.empty(0, dtype=dtype, device=inp.device), *normed)
+        return (output, returned_bias(bias, dtype, inp.device), *normed)
 
     def _key(
         self,

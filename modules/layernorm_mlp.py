@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed, plain_input
-from te_hal.modules.activation_stage import ActivationKey, casts_gradient, check_activation, is_gated
+from te_hal.modules.activation_stage import check_activation, is_gated
 from te_hal.modules.arguments import check_callable, check_dtype, check_epsilon, check_flags, check_size, refuse_later
 from te_hal.modules.call_checks import check_call
 from te_hal.modules.device import parameter_device
 from te_hal.modules.fp8_module import Fp8Module
-from te_hal.modules.gemm_parameters import DEFAULT_INIT, GemmParameters
+from te_hal.modules.gemm_parameters import DEFAULT_INIT, GemmParameters, returned_bias
 from te_hal.modules.layernorm_mlp_function import LayerNormMLPCall, LayerNormMLPFunction
-from te_hal.modules.layernorm_mlp_plan import LayerNormMLPKey, LayerNormMLPPlan, make_layernorm_mlp_plan
+from te_hal.modules.layernorm_mlp_plan import layernorm_mlp_key, make_layernorm_mlp_plan, needs_gradient
 from te_hal.modules.main_grad import Microbatches, main_grad_dtype
 from te_hal.modules.norm_parameters import NormParameters, norm_op
 from te_hal.modules.plan_cache import PlanCache
-from te_hal.modules.plan_key import plan_key
 from te_hal.modules.rng_tracker import forked
 from te_hal.modules.shape_rule import check_fp8_shape
 from te_hal.modules.transforms import run_eagerly
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from te_hal.modules.gemm_parameters import Read
+    from te_hal.modules.layernorm_mlp_plan import LayerNormMLPKey, LayerNormMLPPlan
     from te_hal.quantization.autocast import Frame
     from te_hal.quantization.operand_formats import Formats
 
@@ -212,8 +212,7 @@ class LayerNormMLP(Fp8Module):
         if not self.return_bias:
             return found  # type: ignore[no-any-return]
         output, *normed = found if self.return_layernorm_output else (found,)
-        bias = parameters["fc2_bias"]
-        return (output, bias if bias is not None else torch.empty(0, dtype=dtype, device=inp.device), *normed)
+        return (output, returned_bias(parameters["fc2_bias"], dtype, inp.device), *normed)
 
     def _formats(self, frame: Frame, device: torch.device) -> dict[str, Formats] | None:
         """What the operands of both products become; None without FP8."""
@@ -233,43 +232,17 @@ class LayerNormMLP(Fp8Module):
         given: Mapping[str, Any],
         read: Mapping[str, Read],
     ) -> LayerNormMLPKey:
-        grad = torch.is_grad_enabled()
-        of_norm = any(_wants(t) for t in (inp, given["layer_norm_weight"], given["layer_norm_bias"]))
-        before_fc2 = of_norm or _wants(given["fc1_weight"]) or _wants(given["fc1_bias"])
+        fused = self.fuse_wgrad_accumulation and torch.is_grad_enabled()
         main_grads = {
             gemm: main_grad_dtype(label, read[gemm].parts[0])
-            if self.fuse_wgrad_accumulation and grad and _wants(given[f"{gemm}_weight"])
+            if fused and needs_gradient(given[f"{gemm}_weight"])
             else None
             for gemm in _GEMMS
         }
-        bias, dtype = given["fc1_bias"], given["fc1_weight"].dtype
-        # docs/numerics.md, F4; in fp32 the product's own bias is the same sum.
-        later = formats is None and bias is not None and self.activation == "gelu" and dtype != torch.float32
-        fc1 = plan_key(
-            formats["fc1"] if formats else None,
-            inp,
-            given["fc1_weight"],
-            None if later else bias,
-            needs_dgrad=of_norm,
-            input_is_quantized=not self.return_layernorm_output,
-            main_grad_dtype=main_grads["fc1"],
-        )
-        fc1 = fc1._replace(bias_grad=grad and _wants(bias) and not later)
-        fc1 = fc1._replace(grad_is_quantized=casts_gradient(fc1.format_of("grad_output")))
-        fc2 = plan_key(
-            formats["fc2"] if formats else None,
-            inp,
-            given["fc2_weight"],
-            given["fc2_bias"],
-            needs_dgrad=before_fc2,
-            input_is_quantized=True,
-            main_grad_dtype=main_grads["fc2"],
-        )
-        activation = ActivationKey(
-            self.activation, self._activation_parameters, dtype, inp.device, later, later and grad and _wants(bias)
-        )
-        norm = self._norm.key(dtype, inp.device, self.eps, self.zero_centered_gamma)
-        return LayerNormMLPKey(norm, fc1, activation, fc2)
+        norm = self._norm.key(given["fc1_weight"].dtype, inp.device, self.eps, self.zero_centered_gamma)
+        activation = (self.activation, self._activation_parameters)
+        quantizes_norm = not self.return_layernorm_output
+        return layernorm_mlp_key(formats, inp, given, main_grads, norm, activation, quantizes_norm=quantizes_norm)
 
     def _call(
         self,
@@ -315,8 +288,3 @@ class LayerNormMLP(Fp8Module):
             f"hidden_size={self.hidden_size}, ffn_hidden_size={self.ffn_hidden_size}, bias={self.use_bias}, "
             f"normalization={self.normalization!r}, activation={self.activation!r}"
         )
-
-
-def _wants(tensor: torch.Tensor | None) -> bool:
-    """Whether it needs a gradient."""
-    return tensor is not None and tensor.requires_grad

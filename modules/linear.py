@@ -11,7 +11,7 @@ from te_hal.modules.arguments import check_callable, check_dtype, check_flags, c
 from te_hal.modules.call_checks import check_call
 from te_hal.modules.device import parameter_device
 from te_hal.modules.fp8_module import Fp8Module
-from te_hal.modules.gemm_parameters import DEFAULT_INIT, GemmParameters
+from te_hal.modules.gemm_parameters import DEFAULT_INIT, GemmParameters, returned_bias
 from te_hal.modules.linear_function import LinearFunction
 from te_hal.modules.main_grad import Microbatches, main_grad_dtype
 from te_hal.modules.plan import make_plan
@@ -209,7 +209,7 @@ class Linear(Fp8Module):
         )
         output: torch.Tensor = LinearFunction.apply(inp, weight, added, quantized, call)  # type: ignore[no-untyped-call]
         if self.return_bias:
-            return output, bias if bias is not None else torch.empty(0, dtype=dtype, device=inp.device)
+            return output, returned_bias(bias, dtype, inp.device)
         return output
 
     def _check_fp8(self, label: str, shape: tuple[int, ...], formats: Formats) -> None:

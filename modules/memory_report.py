@@ -146,8 +146,7 @@ def _of_modules(model: torch.nn.Module) -> Iterator[_Found]:
         for name, storage in module._fp8_workspaces.items():  # noqa: SLF001 - TE's name for it
             why = "kept since the first microbatch; clear_weight_caches() drops it"
             yield from _of_storage(f"{prefix}{name} (kept)", "cached weight", storage, why)
-        states = [each for scaling in module._scaling.values() for each in scaling.delayed_states().items()]  # noqa: SLF001
-        for direction, state in states:
+        for direction, state in module.delayed_states():
             for name, tensor in (("scale", state.scale), ("amax_history", state.amax_history)):
                 yield f"{prefix}{direction}.{name}", "scaling state", tensor, f"delayed scaling: {name} of each tensor"
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from te_hal.modules.label import Labelled
 from te_hal.modules.scaling import Asked, build_custom_scaling, build_scaling, take_over
 from te_hal.modules.scaling_checkpoint import load_scaling, save_scaling
 from te_hal.modules.state_dict import OptionalExtraState
@@ -16,17 +17,18 @@ from te_hal.recipe import CustomRecipe
 from te_hal.schema.errors import StateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from te_hal.modules.scaling import Scaling
     from te_hal.quantization import Quantizer
     from te_hal.quantization.observer import QuantizeObserver
     from te_hal.quantization.quantizer_role import QuantizerRole, SlotRoles
+    from te_hal.quantization.scaling_state import DelayedScalingState
     from te_hal.recipe import Recipe
     from te_hal.schema.formats import ColumnwiseOrder
 
 
-class ScalingModule(OptionalExtraState, torch.nn.Module):
+class ScalingModule(Labelled, OptionalExtraState, torch.nn.Module):
     """Base of modules that own scaling state.
 
     State belongs to the module and its recipe; a module keeps one per family of recipes, so that several may be used
@@ -65,11 +67,6 @@ class ScalingModule(OptionalExtraState, torch.nn.Module):
         self.fp8_initialized = False
         self.fp8_meta: dict[str, Any] = {"recipe": None, "num_gemms": self.num_gemms}
         self.quantizers: dict[str, list[Quantizer]] = {"scaling_fwd": [], "scaling_bwd": []}
-
-    @property
-    def label(self) -> str:
-        """Class and name, for messages."""
-        return type(self).__name__ if self.name is None else f"{type(self).__name__} {self.name!r}"
 
     def leave_recipe(self, before: Recipe | None, after: Recipe) -> None:
         """Hook: quantizers of another recipe, or of the same one changed, are about to be in use.
@@ -165,6 +162,11 @@ class ScalingModule(OptionalExtraState, torch.nn.Module):
         for key, made in self.quantizers.items():
             for slot, quantizer in enumerate(made):
                 quantizer.observer = None if observer_of is None else observer_of(key, slot)
+
+    def delayed_states(self) -> Iterator[tuple[str, DelayedScalingState]]:
+        """Delayed-scaling states by direction, those of recipes that are not in use included."""
+        for scaling in self._scaling.values():
+            yield from scaling.delayed_states().items()
 
     def forget_scaling_state(self) -> None:
         """Start scaling state anew, as for weights that come from elsewhere."""

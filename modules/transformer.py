@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from te_hal.modules.attention.label import Labelled
 from te_hal.modules.attention.multihead_attention import MultiheadAttention
+from te_hal.modules.label import Labelled
 from te_hal.modules.layernorm import LayerNorm
 from te_hal.modules.layernorm_mlp import LayerNormMLP
 from te_hal.modules.residual import add_to_residual

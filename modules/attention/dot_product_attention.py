@@ -10,7 +10,6 @@ from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed
 from te_hal.modules.arguments import check_callable, check_size
 from te_hal.modules.attention import torch_kernels
 from te_hal.modules.attention.choice import TORCH, AttentionKey, AttentionPlan, make_plan
-from te_hal.modules.attention.label import Labelled
 from te_hal.modules.attention.later import refuse_later_attention
 from te_hal.modules.attention.layout import check_format, heads_first, heads_merged
 from te_hal.modules.attention.masks import RULES, hidden_keys, mask_type
@@ -23,6 +22,7 @@ from te_hal.modules.attention.sizes import (
     head_channels,
 )
 from te_hal.modules.attention.written_out import Settings, WrittenOut
+from te_hal.modules.label import Labelled
 from te_hal.modules.plan_cache import PlanCache
 from te_hal.modules.rng_tracker import forked
 from te_hal.modules.state_dict import OptionalExtraState

@@ -8,12 +8,12 @@ import torch
 
 from te_hal.modules.arguments import check_callable, check_flags, check_size
 from te_hal.modules.attention.dot_product_attention import DotProductAttention
-from te_hal.modules.attention.label import Labelled
 from te_hal.modules.attention.later import refuse_later_attention
 from te_hal.modules.attention.layout import check_format
 from te_hal.modules.attention.multihead_arguments import FLAGS, check_inputs, check_together, head_layout
 from te_hal.modules.attention.rope import apply_rotary_pos_emb
 from te_hal.modules.attention.sizes import check_attention_type
+from te_hal.modules.label import Labelled
 from te_hal.modules.layernorm_linear import LayerNormLinear
 from te_hal.modules.linear import Linear
 from te_hal.modules.transforms import run_eagerly

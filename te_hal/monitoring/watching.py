@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
-from te_hal.modules import LayerNormMLP, Linear
+from te_hal.modules import Linear
 from te_hal.modules.fp8_module import Fp8Module
 from te_hal.modules.normalization import Normalization
 from te_hal.monitoring.nonfinite import Place
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     Look = Callable[[Place, Callable[[bool], Statistics], bool], None]
 
 _FORWARD_KEY = "scaling_fwd"
-#: As its parameters are called.
-_MLP_GEMMS = ("fc1", "fc2")
 
 
 def watch(name: str, module: torch.nn.Module, look: Look) -> list[Callable[[], None]]:
@@ -56,8 +54,7 @@ def _slot_place(name: str, module: Fp8Module, key: str, slot: int) -> Place:
     roles: tuple[str, ...] = module.fp8_meta[key].roles
     role = roles[slot]
     if roles.count(role) > 1:
-        number = roles[:slot].count(role)
-        gemm = _MLP_GEMMS[number] if isinstance(module, LayerNormMLP) else f"gemm{1 + number}"
+        gemm = module.gemm_names[roles[:slot].count(role)]
         name = f"{name}.{gemm}" if name else gemm
     return Place(name, type(module).__name__, role, "quantize", "forward" if key == _FORWARD_KEY else "backward")
 

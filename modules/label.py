@@ -10,5 +10,5 @@ class Labelled:
 
     @property
     def label(self) -> str:
-        """Class and name."""
+        """Class and name, for messages."""
         return type(self).__name__ if self.name is None else f"{type(self).__name__} {self.name!r}"
