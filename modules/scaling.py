@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from te_hal.quantization.custom_state import CustomScalingState
-from te_hal.quantization.factory_answers import ask_factory, factory_snapshot
+from te_hal.quantization.factory_answers import ask_factory, factory_snapshot, same_answers
 from te_hal.quantization.scaling_state import (
     BACKWARD_ROLES,
     FORWARD_ROLES,
@@ -119,6 +119,19 @@ def build_custom_scaling(
     # Looked at afterwards: a factory may keep a record of what it was asked.
     asked = Asked(factory_snapshot(recipe.qfactory), slot_roles)
     return Scaling(copy.copy(recipe), (recipe, recipe.version), states, asked)
+
+
+def quantizes_alike(held: Scaling, made: Scaling, device: torch.device) -> bool:
+    """Whether a custom scaling that is in use can stay in place of one that was made now, for this device."""
+    for key, state in made.states.items():
+        known = held.states[key]
+        if not (isinstance(state, CustomScalingState) and isinstance(known, CustomScalingState)):
+            return False
+        if known.delayed is not None and known.delayed.device != device:
+            return False
+        if not same_answers(known.answers, state.answers):
+            return False
+    return True
 
 
 def take_over(scaling: Scaling, before: Scaling | None, device: torch.device) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from te_hal.modules.label import Labelled
-from te_hal.modules.scaling import Asked, build_custom_scaling, build_scaling, take_over
+from te_hal.modules.scaling import Asked, build_custom_scaling, build_scaling, quantizes_alike, take_over
 from te_hal.modules.scaling_checkpoint import load_scaling, save_scaling
 from te_hal.modules.state_dict import OptionalExtraState
 from te_hal.quantization.factory_answers import factory_snapshot
@@ -92,11 +92,18 @@ class ScalingModule(Labelled, OptionalExtraState, torch.nn.Module):
         for known in (self._scaling.get(recipe.family), self._prepared):
             if known is not None and known.serves(recipe, device, asked):
                 return known
-        self._prepared = build_custom_scaling(recipe, roles, device, self.label)
-        return self._prepared
+        held = self._scaling.get(recipe.family)
+        made = build_custom_scaling(recipe, roles, device, self.label)
+        if held is not None and quantizes_alike(held, made, device):
+            # A factory that keeps a record changes with every question, its answers do not.
+            self._scaling[recipe.family] = made = replace(made, states=held.states)
+        else:
+            self._prepared = made
+        return made
 
     def _use_custom_recipe(self, recipe: CustomRecipe, device: torch.device) -> None:
-        held, scaling = self._scaling.get(recipe.family), self._custom_scaling(recipe, device)
+        scaling = self._custom_scaling(recipe, device)
+        held = self._scaling.get(recipe.family)
         if scaling is not held or self._in_use != recipe.family:
             self._leave_recipe(recipe)
         if scaling is not held:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import functools
 import types
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from te_hal.quantization.quantizer import Quantizer
 from te_hal.quantization.quantizer_request import DelayedScalingRequest, QuantizerRequest
@@ -12,7 +16,7 @@ from te_hal.quantization.unquantized import PythonQuantizer
 from te_hal.schema.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from te_hal.quantization.quantizer_role import SlotRoles
 
@@ -83,6 +87,31 @@ def _lack(answer: object) -> str:
 
 def _as_answer(answer: Any) -> Answer:  # noqa: ANN401 - checked
     return answer if isinstance(answer, (Quantizer, DelayedScalingRequest)) else PythonQuantizer(answer)
+
+
+def same_answers(one: Sequence[Answer], other: Sequence[Answer]) -> bool:
+    """Whether two lists of answers quantize alike: the same classes with the same settings, and the same tensors."""
+    return len(one) == len(other) and all(map(_alike, one, other))
+
+
+def _alike(one: object, other: object) -> bool:
+    if one is other:
+        return True
+    if type(one) is not type(other) or isinstance(one, torch.Tensor):
+        return False
+    if isinstance(one, Quantizer) or not _has_equality(one):
+        mine, others = getattr(one, "__dict__", None), getattr(other, "__dict__", None)
+        if mine is None or others is None or mine.keys() != others.keys():
+            return False
+        return all(_alike(mine[name], others[name]) for name in mine)
+    return bool(one == other)
+
+
+def _has_equality(value: object) -> bool:
+    """Whether ``==`` of its class says more than identity, and gives a bool."""
+    return isinstance(value, (*_PLAIN, dict, list, tuple, enum.Enum, torch.dtype)) or (
+        type(value).__eq__ is not object.__eq__ and dataclasses.is_dataclass(value)
+    )
 
 
 def factory_snapshot(qfactory: object) -> tuple[object, ...]:

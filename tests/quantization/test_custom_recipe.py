@@ -382,6 +382,34 @@ def test_a_factory_that_stays_is_not_asked_again():
     assert len(calls) == 5
 
 
+LOG: list[str] = []
+
+
+def logging_factory(role: te.QuantizerRole | None) -> te.Quantizer:
+    LOG.append(str(role))
+    return te.MXFP8Quantizer(E4M3)
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [logging_factory, by_role(weight=Thousandths, input=lambda: te.Float8CurrentScalingQuantizer(E5M2))],
+    ids=["that keeps a record", "that makes objects"],
+)
+def test_answers_that_stay_keep_quantizers_and_weights(factory):
+    """Modules share a factory: what one of them asks is a change to the other, yet nothing that matters."""
+    first, second = made("Linear"), made("Linear", seed=1)
+    x = torch.randn(64, 160, dtype=BF16)
+    with te.autocast(recipe=recipe.CustomRecipe(qfactory=factory)):
+        first(x, is_first_microbatch=True)
+        second(x, is_first_microbatch=True)
+    kept = dict(first._fp8_workspaces), first.quantizers["scaling_fwd"][0]
+    LOG.append("a change")
+    with te.autocast(recipe=recipe.CustomRecipe(qfactory=factory)):
+        first(x, is_first_microbatch=False)
+    assert first._fp8_workspaces == kept[0]
+    assert first.quantizers["scaling_fwd"][0] is kept[1]
+
+
 # State
 
 
