@@ -65,7 +65,7 @@ def quantize_blocks(input: torch.Tensor, out: QuantizedStorage, *, epsilon: floa
 
 def _flat(copy: BlockCopy, rows: int, cols: int) -> BlockCopy:
     """The copy with its codes as ``[rows, cols]``, or ``[cols, rows]`` where they are turned."""
-    return copy._replace(codes=copy.codes.view((cols, rows) if copy.turned else (rows, cols)))
+    return copy._replace(codes=copy.codes.reshape((cols, rows) if copy.turned else (rows, cols)))
 
 
 def _contiguous_codes(copy: BlockCopy, place: Place) -> torch.Tensor | None:

@@ -38,7 +38,7 @@ def is_exact_in_bf16(storage: QuantizedStorage, *, rowwise: bool) -> bool:
     if not bool(small.any()):
         return True
     rows, cols = rows_and_cols(storage.shape)
-    codes = copy.codes.view(cols, rows).t() if copy.turned else copy.codes.view(rows, cols)
+    codes = copy.codes.reshape(cols, rows).t() if copy.turned else copy.codes.reshape(rows, cols)
     return not any(_has_values(view, small[place]) for view, place in by_block(codes, copy.block))
 
 

@@ -37,9 +37,22 @@ def quantize(
             element_format(dtype), mode, rowwise=rowwise, columnwise=columnwise, order=columnwise_order
         )
         out = QuantizedStorage.empty(kind, tuple(input.shape), input.dtype, input.device)
+    dense = all(tensor is None or tensor.is_contiguous() for tensor in out.tensors())
+    target = out if dense else QuantizedStorage.empty(out.kind, out.shape, out.dtype, out.device)
     if out.mode is not ScalingMode.TENSOR:
-        quantize_blocks(input, out, epsilon=amax_epsilon, power_of_2=power_of_2)
-        return out
+        quantize_blocks(input, target, epsilon=amax_epsilon, power_of_2=power_of_2)
+    else:
+        _quantize_tensor(input, scale, amax, target)
+    for given, made in zip(out.tensors(), target.tensors(), strict=True):
+        if given is not None and made is not None and given is not made:
+            given.copy_(made)
+    return out
+
+
+def _quantize_tensor(
+    input: torch.Tensor, scale: torch.Tensor | None, amax: torch.Tensor | None, out: QuantizedStorage
+) -> None:
+    """Fill a storage with one scale per tensor, whose buffers are contiguous."""
     if scale is None:
         raise ArgumentError("quantize: scale", got="None", accepted="an fp32 tensor", todo="compute_scale gives one")
     scale = scale.view(1)
@@ -50,7 +63,6 @@ def quantize(
     for target in (out.rowwise_scale_inv, out.columnwise_scale_inv):
         if target is not None:
             target.copy_(scale_inv)
-    return out
 
 
 def _cast_rows(

@@ -37,6 +37,8 @@ def decode(
     if out is None:
         out = torch.empty(codes.shape, dtype=dtype, device=codes.device)
     flat = codes.reshape(-1)
+    if flat.stride(0) != 1:  # one element counts as contiguous whatever its stride, and would not be seen as pairs
+        flat = flat.clone(memory_format=torch.contiguous_format)
     looked_up = codes.device.type == "cpu" and (format, dtype) not in _VECTORISED
     if looked_up and _starts_on_a_pair(flat) and _starts_on_a_pair(out):
         _look_up(flat, out.view(-1), format)

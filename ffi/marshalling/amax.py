@@ -87,12 +87,13 @@ def update_delayed_scale(
     for name, tensor in (("amax_history", amax_history), ("scale", scale)):
         check_writable(native, "update_delayed_scale", name, tensor)
     history, scales = contiguous(amax_history), contiguous(scale)
+    reduced = _apart(reduced_amax, amax_history)  # held by name: a copy must live until the call has ended
     length, count = history.shape
     status = native.lib.api_update_delayed_scale(
         native.library.api,
         address(history),
         address(scales),
-        address(_apart(reduced_amax, amax_history)),
+        address(reduced),
         length,
         count,
         fp8_max,

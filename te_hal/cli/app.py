@@ -10,6 +10,7 @@ import te_hal
 from te_hal.cli.backends import backends
 from te_hal.cli.build_kernels import build_kernels
 from te_hal.cli.compare import compare
+from te_hal.cli.conformance import conformance_command
 from te_hal.cli.inspect import inspect
 from te_hal.cli.selftest import selftest
 
@@ -42,3 +43,4 @@ app.command()(backends)
 app.command()(build_kernels)
 app.command()(selftest)
 app.command()(inspect)
+app.command("conformance")(conformance_command)

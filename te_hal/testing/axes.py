@@ -1,0 +1,162 @@
+"""The axes of an op: what may differ between two of its cases, read from its schema, each value a short word."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import torch
+
+from te_hal.schema.block_scales import scale_shape
+from te_hal.schema.errors import UnsupportedError
+from te_hal.schema.formats import FORMATS, ColumnwiseOrder, ScalingMode
+from te_hal.schema.op import REQUIRED, FlagType
+from te_hal.schema.storage_kind import StorageKind
+from te_hal.testing.sizes import shapes_of
+from te_hal.testing.values import patterns_of
+
+if TYPE_CHECKING:
+    from te_hal.schema.op import Flag, Operand, OpSchema
+
+#: Torch's dtypes by the words of a case's id.
+DTYPES = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "e4m3": torch.float8_e4m3fn,
+    "e5m2": torch.float8_e5m2,
+    "bool": torch.bool,
+}
+WORDS = {dtype: word for word, dtype in DTYPES.items()}
+
+#: How operands lie in memory: dense and aligned; one element off; every second element; transposed; rows so far
+#: apart that an index is beyond 2**31.
+MEMORY = ("dense", "offset", "strided", "turned", "far")
+#: How the kernel is called: twice, one after the other; from two threads at once; on a stream that is behind.
+RUNS = ("twice", "threads", "streams")
+
+#: Copies of a storage by the words of a case's id: rowwise, columnwise, order.
+COPIES = {
+    "row": (True, False, ColumnwiseOrder.TRANSPOSED),
+    "column": (False, True, ColumnwiseOrder.TRANSPOSED),
+    "both": (True, True, ColumnwiseOrder.TRANSPOSED),
+    "both-same-order": (True, True, ColumnwiseOrder.SAME),
+}
+
+#: Numbers that flags take, the everyday one first. A flag that is not here keeps its default.
+_NUMBERS: dict[str, tuple[str, ...]] = {
+    "epsilon": ("1e-05", "0.0", "4.0"),
+    "amax_epsilon": ("0.0", "4.0"),
+    "value_for_inf": ("3.4028234663852886e+38", "65504.0"),
+    "fp8_max": ("448.0", "57344.0"),
+    "fp8_maxima": ("448.0", "57344.0"),
+    "margin": ("0", "3", "-2"),
+    "scale": ("1.0", "0.125"),
+    "limit": ("none", "0.75"),
+    "alpha": ("none", "0.5"),
+    "glu_linear_offset": ("none", "0.0"),
+    "window": ("-1:-1", "0:0", "3:2", "5:-1"),
+}
+#: Operands that may be left out, but not in an everyday call.
+_NEEDED = frozenset({("quantize", "scale")})
+_NUMERIC = (FlagType.INT, FlagType.FLOAT, FlagType.FLOATS, FlagType.OPTIONAL_FLOAT, FlagType.WINDOW)
+
+Axes = dict[str, tuple[str, ...]]
+
+
+def axes_of(schema: OpSchema) -> Axes:
+    """Name of each axis, and its values, the everyday one first."""
+    axes: Axes = {"shape": shapes_of(schema), "values": patterns_of(schema)}
+    for operand in schema.operands:
+        words = _operand_words(operand)
+        if (schema.name, operand.name) in _NEEDED:
+            words = words[::-1]
+        if len(words) > 1:
+            axes[operand.name] = words
+    for flag in schema.flags:
+        words = _flag_words(flag)
+        if len(words) > 1:
+            axes[flag_axis(schema, flag.name)] = words
+    axes["memory"] = MEMORY
+    axes["run"] = RUNS
+    return axes
+
+
+def flag_axis(schema: OpSchema, flag: str) -> str:
+    """The axis of a flag: its name, unless an operand has the same one (softmax's scale is no operand)."""
+    return f"{flag}_flag" if any(operand.name == flag for operand in schema.operands) else flag
+
+
+def _operand_words(operand: Operand) -> tuple[str, ...]:
+    words = tuple(WORDS[dtype] for dtype in sorted(operand.dtypes, key=lambda dtype: dtype is not torch.bfloat16))
+    if operand.formats:
+        # A storage that is written has the format and copies that the flags ask for.
+        words += ("given",) if operand.written else storage_words()
+    return (("none", *words) if operand.optional else words) or ("given",)
+
+
+def storage_words() -> tuple[str, ...]:
+    """Storages as operands: every format and mode that has a layout, with copies of every kind."""
+    found = []
+    for format_, mode in itertools.product(("e4m3", "e5m2"), built_modes()):
+        copies = tuple(COPIES) if format_ == "e4m3" else ("both",)
+        same = mode.value.startswith("mtfp8")
+        found += [f"{format_}.{mode.value}.{word}" for word in copies if not same or word in ("row", "both-same-order")]
+    return tuple(dict.fromkeys(found))
+
+
+def built_modes() -> list[ScalingMode]:
+    """Scaling modes whose scales have a layout."""
+    return [mode for mode in ScalingMode if _has_layout(mode)]
+
+
+def _has_layout(mode: ScalingMode) -> bool:
+    try:
+        scale_shape(mode, (16, 16), rowwise=True)
+    except UnsupportedError:
+        return False
+    return True
+
+
+def storage_kind(word: str) -> StorageKind:
+    """The kind that ``format.mode.copies`` names."""
+    format_, mode, copies = word.split(".")
+    rowwise, columnwise, order = COPIES[copies]
+    return StorageKind.of(
+        FORMATS[format_.upper()], ScalingMode(mode), rowwise=rowwise, columnwise=columnwise, order=order
+    )
+
+
+def _flag_words(flag: Flag) -> tuple[str, ...]:
+    if flag.type is FlagType.BOOL:
+        return ("true", "false") if flag.default is True else ("false", "true")
+    if flag.type in _NUMERIC:
+        return _NUMBERS.get(flag.name, ())
+    choices = [choice for choice in flag.choices if choice not in _unbuilt()]
+    words = tuple(
+        WORDS[choice] if isinstance(choice, torch.dtype) else getattr(choice, "value", str(choice))
+        for choice in choices
+    )
+    return ("none", *words) if flag.type is FlagType.OPTIONAL_DTYPE else words
+
+
+def _unbuilt() -> set[ScalingMode]:
+    return set(ScalingMode) - set(built_modes())
+
+
+def flag_value(flag: Flag, word: str | None) -> object:  # noqa: PLR0911 - one per type
+    """The argument that a word stands for; None: the flag's default, or what it takes where it has none."""
+    if word is None:
+        return flag.default if flag.default is not REQUIRED else flag_value(flag, _flag_words(flag)[0])
+    if flag.type is FlagType.BOOL:
+        return word == "true"
+    if flag.type is FlagType.CHOICE:
+        return next((c for c in flag.choices if getattr(c, "value", c) == word), word)
+    if word == "none":
+        return None
+    if flag.type in (FlagType.DTYPE, FlagType.OPTIONAL_DTYPE):
+        return DTYPES[word]
+    if flag.type is FlagType.WINDOW:
+        left, right = word.split(":")
+        return int(left), int(right)
+    return int(word) if flag.type is FlagType.INT else float(word)

@@ -1,0 +1,105 @@
+"""A run of the kit: which cases, their outcomes, and whether the backend may claim conformance."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from te_hal.schema.catalog import SCHEMAS
+from te_hal.schema.errors import ArgumentError
+from te_hal.testing.case import Case, cases
+from te_hal.testing.finding import Status
+from te_hal.testing.workers import run_cases
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from te_hal.testing.finding import Outcome
+    from te_hal.testing.subject import Subject
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a run found.
+
+    Attributes:
+        subject: the backend.
+        tier: "full", "quick", or "chosen" where ops or cases were chosen.
+        outcomes: one per case.
+        stale: entries of the lists that nothing bears out; asked after a full run alone.
+        seconds: how long it took.
+    """
+
+    subject: Subject
+    tier: str
+    outcomes: tuple[Outcome, ...]
+    stale: tuple[str, ...]
+    seconds: float
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing failed and no list entry is stale."""
+        return not self.stale and all(outcome.status is not Status.FAILED for outcome in self.outcomes)
+
+    def counts(self, op: str) -> Counter[Status]:
+        """Cases of an op by how they ended."""
+        return Counter(outcome.status for outcome in self.outcomes if outcome.op == op)
+
+
+def chosen_cases(op: str, ids: Sequence[str], *, quick: bool, streams: bool) -> list[Case]:
+    """The cases of every op that the regular expression matches whole, or those with these ids.
+
+    Raises:
+        ArgumentError: no op matches, or an id is none.
+    """
+    if ids:
+        return [Case.of(text) for text in ids]
+    try:
+        ops = [name for name in SCHEMAS if re.fullmatch(op, name)]
+    except re.error as error:
+        raise ArgumentError(
+            "--op", got=f"{op!r}: {error}", accepted="a regular expression", todo="correct it"
+        ) from error
+    if not ops:
+        raise ArgumentError("--op", got=repr(op), accepted=", ".join(SCHEMAS), todo="name at least one op")
+    return [case for name in ops for case in cases(name, quick=quick, streams=streams)]
+
+
+def conformance(
+    subject: Subject,
+    *,
+    op: str = ".*",
+    ids: Sequence[str] = (),
+    quick: bool = False,
+    jobs: int = 1,
+    timeout: float = 60.0,
+    heard: Callable[[Outcome], None] = lambda outcome: None,  # noqa: ARG005
+) -> Session:
+    """Run the kit on a backend.
+
+    Args:
+        subject: the backend.
+        op: regular expression of the ops' names.
+        ids: cases to run instead.
+        quick: every value of every axis once, instead of every pair of values.
+        jobs: worker processes; 0: in this one.
+        timeout: seconds that a case may take.
+        heard: called with every outcome as it comes.
+
+    Raises:
+        TeHalError: the backend cannot be used here, or nothing matches.
+    """
+    begun = time.monotonic()
+    tested = subject.prepare()
+    outcomes = []
+    run = chosen_cases(op, ids, quick=quick, streams=tested.streams is not None)
+    for outcome in run_cases(subject, run, jobs=jobs, timeout=timeout):
+        outcomes.append(outcome)
+        heard(outcome)
+    whole = not ids and op == ".*"
+    tier = ("quick" if quick else "full") if whole else "chosen"
+    stale = tested.lists.stale(outcomes) if tier == "full" else []
+    return Session(subject, tier, tuple(outcomes), tuple(stale), time.monotonic() - begun)
