@@ -74,17 +74,6 @@ def check_size(where: str, size: object) -> int:
     return size
 
 
-def check_flags(where: str, flags: Mapping[str, object]) -> None:
-    """Each a bool: nothing is taken by its truth, since the text "False" is true.
-
-    Raises:
-        ArgumentError: one is not.
-    """
-    for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise ArgumentError(f"{where}: {name}", got=repr(value), accepted="True, False", todo="pass a bool")
-
-
 def check_callable(where: str, function: object) -> None:
     """A function, or None for a default.
 

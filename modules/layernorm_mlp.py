@@ -8,7 +8,7 @@ import torch
 
 from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed, plain_input
 from te_hal.modules.activation_stage import check_activation, is_gated
-from te_hal.modules.arguments import check_callable, check_dtype, check_epsilon, check_flags, check_size, refuse_later
+from te_hal.modules.arguments import check_callable, check_dtype, check_epsilon, check_size, refuse_later
 from te_hal.modules.call_checks import check_call
 from te_hal.modules.device import parameter_device
 from te_hal.modules.fp8_module import Fp8Module
@@ -22,6 +22,7 @@ from te_hal.modules.rng_tracker import forked
 from te_hal.modules.shape_rule import check_fp8_shape
 from te_hal.modules.transforms import run_eagerly
 from te_hal.quantization.autocast import current_frame
+from te_hal.schema.flags import check_flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed
-from te_hal.modules.arguments import check_callable, check_dtype, check_flags, check_size, refuse_later
+from te_hal.modules.arguments import check_callable, check_dtype, check_size, refuse_later
 from te_hal.modules.call_checks import check_call
 from te_hal.modules.device import parameter_device
 from te_hal.modules.fp8_module import Fp8Module
@@ -24,6 +24,7 @@ from te_hal.modules.transforms import run_eagerly
 from te_hal.quantization import Float8Tensor, QuantizedTensor
 from te_hal.quantization.autocast import current_frame
 from te_hal.schema.errors import ArgumentError
+from te_hal.schema.flags import check_flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

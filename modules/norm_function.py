@@ -8,10 +8,11 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from te_hal.dispatch import current_memo, resolve
-from te_hal.modules.arguments import check_epsilon, check_flags
+from te_hal.modules.arguments import check_epsilon
 from te_hal.modules.rows import as_result
 from te_hal.modules.transforms import run_eagerly
 from te_hal.quantization import QuantizedTensor
+from te_hal.schema.flags import check_flags
 from te_hal.schema.support import Call
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 import torch
 
 from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed
-from te_hal.modules.arguments import check_dtype, check_epsilon, check_flags, refuse_later
+from te_hal.modules.arguments import check_dtype, check_epsilon, refuse_later
 from te_hal.modules.device import parameter_device
 from te_hal.modules.norm_function import NormFunction, NormKey, NormPlan, make_norm_plan
 from te_hal.modules.plan_cache import PlanCache
@@ -16,6 +16,7 @@ from te_hal.modules.transforms import refuse_transforms, run_eagerly
 from te_hal.quantization import QuantizedTensor
 from te_hal.quantization.autocast import note_module
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
+from te_hal.schema.flags import check_flags
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from te_hal.modules.activation_stage import check_activation
-from te_hal.modules.arguments import check_callable, check_dtype, check_epsilon, check_flags, check_size, refuse_later
+from te_hal.modules.arguments import check_callable, check_dtype, check_epsilon, check_size, refuse_later
 from te_hal.modules.attention.layout import check_format
 from te_hal.modules.attention.masks import mask_type
 from te_hal.modules.attention.multihead_arguments import head_layout
@@ -13,6 +13,7 @@ from te_hal.modules.attention.sizes import check_probability
 from te_hal.modules.device import parameter_device
 from te_hal.modules.norm_parameters import norm_op
 from te_hal.schema.errors import ArgumentError, UnsupportedError
+from te_hal.schema.flags import check_flags
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from te_hal.modules.arguments import check_callable, check_flags, check_size
+from te_hal.modules.arguments import check_callable, check_size
 from te_hal.modules.attention.dot_product_attention import DotProductAttention
 from te_hal.modules.attention.later import refuse_later_attention
 from te_hal.modules.attention.layout import check_format
@@ -17,6 +17,7 @@ from te_hal.modules.label import Labelled
 from te_hal.modules.layernorm_linear import LayerNormLinear
 from te_hal.modules.linear import Linear
 from te_hal.modules.transforms import run_eagerly
+from te_hal.schema.flags import check_flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from te_hal.modules.arguments import check_flags, check_size, refuse_later
+from te_hal.modules.arguments import check_size, refuse_later
 from te_hal.modules.attention.layout import check_format
 from te_hal.modules.device import parameter_device
 from te_hal.modules.transforms import run_eagerly
 from te_hal.quantization import QuantizedTensor
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
+from te_hal.schema.flags import check_flags
 from te_hal.schema.formats import FLOATS
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from te_hal.optimizers.fused_optimizer import MASTER, FusedOptimizer
-from te_hal.optimizers.hyperparameters import check_dtype, check_flags, check_number, refuse, refuse_settings
-from te_hal.optimizers.parameters import chunks, gradient_of
+from te_hal.optimizers.hyperparameters import check_dtype, check_number, refuse, refuse_settings
 from te_hal.optimizers.scaled_state import STATE_DTYPES
 from te_hal.schema.errors import ArgumentError
+from te_hal.schema.flags import check_flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -96,7 +96,6 @@ class FusedAdam(FusedOptimizer):
                 todo="set both, or leave it out",
             )
         self.adam_w_mode = adam_w_mode
-        self.attribute = "decoupled_grad" if use_decoupled_grad else "grad"
         dtypes = {"exp_avg": exp_avg_dtype, "exp_avg_sq": exp_avg_sq_dtype}
         dtypes |= {MASTER: master_weight_dtype} if master_weights else {}
         defaults = {
@@ -106,7 +105,8 @@ class FusedAdam(FusedOptimizer):
             "weight_decay": weight_decay,
             "bias_correction": bias_correction,
         }
-        super().__init__(params, defaults, dtypes, remainders=store_param_remainders)
+        attribute = "decoupled_grad" if use_decoupled_grad else "grad"
+        super().__init__(params, defaults, dtypes, remainders=store_param_remainders, attribute=attribute)
 
     def check_group(self, group: Mapping[str, Any]) -> None:
         """See :meth:`FusedOptimizer.check_group`."""
@@ -147,7 +147,6 @@ class FusedAdam(FusedOptimizer):
                 self._store(param, name, torch.zeros(param.shape, dtype=torch.float32, device=param.device))
         self._start_master(param)
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None, grad_scaler: None = None) -> float | None:  # type: ignore[override]
         """Step every parameter that has a gradient, in place.
 
@@ -163,18 +162,10 @@ class FusedAdam(FusedOptimizer):
             ArgumentError: a sparse gradient, or one of another shape.
         """
         refuse("FusedAdam.step: grad_scaler", grad_scaler, None, "call grad_scaler.step(optimizer)")
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            self.check_group(group)
-            found = {p: gradient_of("FusedAdam", p, self.attribute) for p in group["params"]}
-            gradients = {p: gradient for p, gradient in found.items() if gradient is not None}
-            group["step"] = group.get("step", 0) + 1
-            for chunk in chunks(list(gradients)):
-                self._step_chunk(group, chunk, [gradients[parameter] for parameter in chunk])
-        return loss
+        return super().step(closure)
+
+    def _count_step(self, group: dict[str, Any]) -> None:
+        group["step"] = group.get("step", 0) + 1
 
     def _step_chunk(self, group: dict[str, Any], parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
         for parameter in parameters:

@@ -7,13 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from te_hal.optimizers.parameters import check_parameter, fp32_value, join_master, split_master, write
+from te_hal.optimizers.parameters import (
+    check_parameter,
+    chunks,
+    fp32_value,
+    gradient_of,
+    join_master,
+    split_master,
+    write,
+)
 from te_hal.optimizers.scaled_state import decode, encode, is_scaled
 from te_hal.optimizers.state_check import check_state
 from te_hal.schema.errors import ArgumentError, UnknownNameError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from torch.optim.optimizer import ParamsT, StateDict
 
@@ -33,13 +41,21 @@ class FusedOptimizer(torch.optim.Optimizer):
         defaults: per-group settings.
         dtypes: of the states, by name; ``master_param`` among them where master weights are kept.
         remainders: keep, for bf16 parameters, the 16 bits that are missing from them instead of a whole master.
+        attribute: of a parameter, where its gradient stands.
     """
 
     def __init__(
-        self, params: ParamsT, defaults: dict[str, Any], dtypes: dict[str, torch.dtype], *, remainders: bool = False
+        self,
+        params: ParamsT,
+        defaults: dict[str, Any],
+        dtypes: dict[str, torch.dtype],
+        *,
+        remainders: bool = False,
+        attribute: str = "grad",
     ) -> None:
         self.dtypes = dtypes
         self.remainders = remainders
+        self.attribute = attribute
         self.settings = tuple(defaults)  # torch adds to defaults when it loads
         super().__init__(params, defaults)
 
@@ -65,6 +81,39 @@ class FusedOptimizer(torch.optim.Optimizer):
         Raises:
             ArgumentError: naming the first one.
         """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Step every parameter that has a gradient, in place.
+
+        Args:
+            closure: evaluates the model again and returns the loss.
+
+        Returns:
+            What ``closure`` returned; None without one.
+
+        Raises:
+            ArgumentError: a sparse gradient, or one of another shape.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            self.check_group(group)
+            found = {p: gradient_of(type(self).__name__, p, self.attribute) for p in group["params"]}
+            gradients = {p: gradient for p, gradient in found.items() if gradient is not None}
+            self._count_step(group)
+            for chunk in chunks(list(gradients)):
+                self._step_chunk(group, chunk, [gradients[parameter] for parameter in chunk])
+        return loss
+
+    def _count_step(self, group: dict[str, Any]) -> None:
+        """Note that a step of the group is under way, where its formulas need to know."""
+
+    @abc.abstractmethod
+    def _step_chunk(self, group: dict[str, Any], parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
+        """Step parameters of one device; their gradients are fp32."""
 
     def has_master(self, parameter: torch.Tensor) -> bool:
         """Whether a master weight is kept beside it: fp32 parameters are their own."""

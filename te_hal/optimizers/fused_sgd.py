@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from te_hal.optimizers.fused_optimizer import MASTER, FusedOptimizer
-from te_hal.optimizers.hyperparameters import check_flags, check_number, refuse, refuse_settings
-from te_hal.optimizers.parameters import chunks, gradient_of
+from te_hal.optimizers.hyperparameters import check_number, refuse, refuse_settings
 from te_hal.schema.errors import ArgumentError
+from te_hal.schema.flags import check_flags
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from torch.optim.optimizer import ParamsT
 
@@ -85,31 +85,6 @@ class FusedSGD(FusedOptimizer):
                 accepted="a momentum above 0 and no dampening",
                 todo="correct one of the three",
             )
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Step every parameter that has a gradient, in place.
-
-        Args:
-            closure: evaluates the model again and returns the loss.
-
-        Returns:
-            What ``closure`` returned; None without one.
-
-        Raises:
-            ArgumentError: a sparse gradient, or one of another shape.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            self.check_group(group)
-            found = {p: gradient_of("FusedSGD", p, "grad") for p in group["params"]}
-            gradients = {p: gradient for p, gradient in found.items() if gradient is not None}
-            for chunk in chunks(list(gradients)):
-                self._step_chunk(group, chunk, [gradients[parameter] for parameter in chunk])
-        return loss
 
     def _step_chunk(self, group: dict[str, Any], parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
         for parameter in parameters:

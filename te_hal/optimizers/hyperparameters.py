@@ -35,17 +35,6 @@ def check_dtype(where: str, dtype: object, accepted: Collection[torch.dtype]) ->
         raise ArgumentError(where, got=repr(dtype), accepted=", ".join(map(str, accepted)), todo="choose one of these")
 
 
-def check_flags(where: str, flags: Mapping[str, object]) -> None:
-    """Each a bool.
-
-    Raises:
-        ArgumentError: one is not.
-    """
-    for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise ArgumentError(f"{where}: {name}", got=repr(value), accepted="True, False", todo="pass a bool")
-
-
 def refuse(where: str, value: object, default: object, todo: str) -> None:
     """Accept an argument at its default only.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from te_hal.quantization.quantizer import OPS, CastKernels, Quantizer
 from te_hal.quantization.square_mxfp8 import quantize_squares
 from te_hal.schema.errors import ArgumentError, UnsupportedError
+from te_hal.schema.flags import check_flags
 from te_hal.schema.formats import FLOAT32_MAX, ColumnwiseOrder, ScalingMode
 
 if TYPE_CHECKING:
@@ -110,8 +111,7 @@ class Float8BlockQuantizer(BlockQuantizer):
         number = isinstance(amax_epsilon, (int, float)) and not isinstance(amax_epsilon, bool)
         if not number or not 0 <= amax_epsilon <= FLOAT32_MAX:
             raise _wrong(f"{name}: amax_epsilon", amax_epsilon, "a number from 0 to fp32's largest")
-        if not isinstance(force_pow_2_scales, bool):
-            raise _wrong(f"{name}: force_pow_2_scales", force_pow_2_scales, "True, False")
+        check_flags(name, {"force_pow_2_scales": force_pow_2_scales})
         settings = {"amax_epsilon": float(amax_epsilon), "power_of_2": force_pow_2_scales}
         mode = _DIMS[block_scaling_dim]
         super().__init__(fp8_dtype, mode, rowwise=rowwise, columnwise=columnwise, settings=settings)
@@ -156,8 +156,7 @@ class MXFP8Quantizer(BlockQuantizer):
         columnwise: bool = True,
         with_2d_quantization: bool = False,
     ) -> None:
-        if not isinstance(with_2d_quantization, bool):
-            raise _wrong("MXFP8Quantizer: with_2d_quantization", with_2d_quantization, "True, False")
+        check_flags("MXFP8Quantizer", {"with_2d_quantization": with_2d_quantization})
         super().__init__(fp8_dtype, ScalingMode.MXFP8, rowwise=rowwise, columnwise=columnwise)
         self.with_2d_quantization = with_2d_quantization
         self.columnwise_order = ColumnwiseOrder.SAME
