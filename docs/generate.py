@@ -15,6 +15,7 @@ import torch
 
 import te_hal.modules as te
 from te_hal import recipe
+from te_hal.ffi import codes
 from te_hal.quantization.recipe_support import recipe_support
 from te_hal.schema.catalog import SCHEMAS
 from te_hal.schema.environment import TABLE
@@ -161,7 +162,7 @@ def _own_backends() -> list[str]:
 
 def _has_recipe(backend: Backend, chosen: recipe.Recipe) -> str:
     if backend.name not in _ANSWERING_ALONE:
-        return "library"
+        return "library" if chosen.mode_of("input") in codes.MODES else "no"
     return "yes" if recipe_support(chosen, backend, torch.device("cpu"), declared=True) else "no"
 
 
