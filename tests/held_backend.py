@@ -7,11 +7,13 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
+from block_oracle import real_scales
 from native_backends import assert_nearly_same_codes, same
 
 import te_hal
 from te_hal import ops
 from te_hal.dispatch import Backend, register_backend, registry
+from te_hal.schema.formats import ScalingMode
 from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
@@ -84,12 +86,25 @@ def equal(found: Any, expected: Any) -> bool:
     if isinstance(found, torch.Tensor):
         return same(found, expected)
     if isinstance(found, QuantizedStorage):
-        return all(same(a, b) for a, b in zip(found.tensors(), expected.tensors(), strict=True))
+        return all(same(a, b) for a, b in zip(compared_buffers(found), compared_buffers(expected), strict=True))
     if isinstance(found, tuple) and isinstance(found[0], QuantizedStorage):
         return equal(found[0], expected[0]) and torch.allclose(found[1].cpu(), expected[1], rtol=1e-5, atol=1e-5)
     if isinstance(found, tuple):
         return all(equal(a, b) for a, b in zip(found, expected, strict=True))
     return bool(found == expected)
+
+
+def compared_buffers(storage: QuantizedStorage) -> tuple[torch.Tensor | None, ...]:
+    """Codes and scales of both copies; of scales per block the real ones, without their padding."""
+    row, row_scales, column, column_scales = storage.tensors()
+    if storage.mode is ScalingMode.TENSOR:
+        return row, row_scales, column, column_scales
+    shape = (storage.numel() // storage.shape[-1], storage.shape[-1])
+    scales = [
+        None if held is None else real_scales(held.cpu(), storage.mode, shape, rowwise=rowwise).contiguous()
+        for held, rowwise in ((row_scales, True), (column_scales, False))
+    ]
+    return row, scales[0], column, scales[1]
 
 
 def nearly_equal(found: Any, expected: Any) -> bool:
