@@ -12,55 +12,80 @@ from te_hal.schema.formats import FLOATS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: What each argument belongs to, for the message.
+_SEQUENCE_PARALLEL, _TENSOR_PARALLEL, _CONTEXT_PARALLEL = (
+    "sequence parallelism",
+    "tensor parallelism",
+    "context parallelism",
+)
+_OVERLAP = "the overlap of communication and gemm"
+_SIZE = "preparing kernels for a size"
+_PACKING = "the packing of sequences"
+_ENCODER = "a layer with attention to an encoder's output"
+_QK_NORM = "the normalisation of queries and keys"
+_BIASED, _FP8_ATTENTION = "attention with a bias", "FP8 attention"
+
+#: What each argument of a later feature belongs to, for the message.
 _FEATURES = {
-    "sequence_parallel": "sequence parallelism",
-    "tp_group": "tensor parallelism",
-    "tp_size": "tensor parallelism",
-    "parallel_mode": "tensor parallelism",
-    "ub_overlap_ag": "overlap of communication and gemm",
-    "ub_overlap_rs": "overlap of communication and gemm",
-    "ub_overlap_rs_dgrad": "overlap of communication and gemm",
-    "ub_bulk_dgrad": "overlap of communication and gemm",
-    "ub_bulk_wgrad": "overlap of communication and gemm",
-    "ub_name": "overlap of communication and gemm",
+    "sequence_parallel": _SEQUENCE_PARALLEL,
+    "return_layernorm_output_gathered": _SEQUENCE_PARALLEL,
+    **dict.fromkeys(("tp_group", "tp_size", "parallel_mode", "set_parallel_mode"), _TENSOR_PARALLEL),
+    **dict.fromkeys(
+        ("cp_group", "cp_global_ranks", "cp_stream", "cp_comm_type", "cp_size", "cp_rank"), _CONTEXT_PARALLEL
+    ),
+    **dict.fromkeys(("ub_overlap_ag", "ub_overlap_rs", "ub_overlap_rs_dgrad", "ub_tp_comm_overlap"), _OVERLAP),
+    **dict.fromkeys(("ub_bulk_dgrad", "ub_bulk_wgrad", "ub_name"), _OVERLAP),
+    **dict.fromkeys(("seq_length", "micro_batch_size"), _SIZE),
+    **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded"), _PACKING),
+    **dict.fromkeys(("cu_seqlens_kv_padded", "max_seqlen_q", "max_seqlen_kv", "pad_between_seqs"), _PACKING),
+    **dict.fromkeys(("encoder_output", "enc_dec_attn_mask", "enc_dec_attn_mask_type"), _ENCODER),
+    **dict.fromkeys(("enc_dec_window_size", "enc_dec_bottom_right_diagonal"), _ENCODER),
+    **dict.fromkeys(("qk_norm_type", "qk_norm_eps", "qk_norm_before_rope"), _QK_NORM),
+    **dict.fromkeys(("core_attention_bias_type", "core_attention_bias"), _BIASED),
+    **dict.fromkeys(("fp8_output", "bf16_backward"), _FP8_ATTENTION),
     "delay_wgrad_compute": "delayed wgrad",
     "symmetric_ar_type": "symmetric-memory all-reduce",
-    "return_layernorm_output_gathered": "sequence parallelism",
-    "set_parallel_mode": "tensor parallelism",
     "checkpoint": "recompute",
-    "seq_length": "preparing kernels for a size",
-    "micro_batch_size": "preparing kernels for a size",
+    "checkpoint_core_attention": "recompute of attention",
     "sm_margin": "multiprocessors left free on NVIDIA GPUs",
+    "fp8_grad": "a quantized gradient of a norm",
+    "window_size": "sliding-window attention",
+    "bottom_right_diagonal": "another alignment of the causal mask than its type's",
+    "parallel_attention_mlp": "attention and MLP side by side",
+    "drop_path_rate": "drop path",
+    "softmax_type": "a softmax with an offset",
+    "return_max_logit": "returning the largest score",
+    "alibi_slopes": "ALiBi",
+    "fast_zero_fill": "another way to fill outputs",
+    "inference_params": "a cache of keys and values",
+    "num_splits": "splitting keys over several kernels",
+    "score_mod": "a function of the scores",
+    "qkv_layer": "the packing of queries, keys and values",
+    "kv_layer": "the packing of keys and values",
+    "qkv_interleave_dim": "the packing of queries, keys and values",
 }
 
 
-def refuse_later(
-    where: str,
-    given: Mapping[str, object],
-    defaults: Mapping[str, object],
-    features: Mapping[str, str] = _FEATURES,
-) -> None:
+def refuse_later(where: str, given: Mapping[str, object], defaults: Mapping[str, object]) -> None:
     """Accept arguments of later features at their default only.
 
     Args:
         where: the module's class, for the message.
-        given: the arguments as passed.
-        defaults: their defaults, which change nothing.
-        features: what each belongs to.
+        given: arguments as passed, by name; others may be among them.
+        defaults: of those of later features, which change nothing.
 
     Raises:
         UnsupportedError: one differs; names it and its feature.
     """
-    for name, value in given.items():
-        default = defaults[name]
-        if value is not default and value != default:
-            raise UnsupportedError(
-                f"{where}: {name}",
-                got=f"a tensor {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value),
-                accepted=repr(default),
-                todo=f"leave it out: {features[name]} is not built yet",
-            )
+    for name, default in defaults.items():
+        value = given.get(name, default)
+        if value is default or (not isinstance(value, torch.Tensor) and value == default):
+            continue
+        raise UnsupportedError(
+            f"{where}: {name}",
+            got=f"a tensor {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value),
+            accepted=repr(default),
+            todo=f"leave it out: {_FEATURES[name]} is not built yet",
+        )
 
 
 def check_size(where: str, size: object) -> int:

@@ -142,7 +142,7 @@ class LayerNormLinear(Fp8Module):
         name: str | None = None,
     ) -> None:
         kind = "LayerNormLinear"
-        refuse_later(kind, {k: v for k, v in locals().items() if k in _LATER_DEFAULTS}, _LATER_DEFAULTS)
+        refuse_later(kind, locals(), _LATER_DEFAULTS)
         flags = {
             "fuse_wgrad_accumulation": fuse_wgrad_accumulation,
             "bias": bias,
@@ -218,7 +218,7 @@ class LayerNormLinear(Fp8Module):
         """
         frame, label = current_frame(), self.label
         check_call(self, inp, ("in_features", self.in_features), is_first_microbatch, frame)
-        refuse_later(label, {"fp8_grad": fp8_grad}, {"fp8_grad": False}, {"fp8_grad": "a quantized gradient of a norm"})
+        refuse_later(label, {"fp8_grad": fp8_grad}, {"fp8_grad": False})
         check_flags(label, {"fp8_output": fp8_output})
         formats = self.formats(frame, inp.device)
         if formats is not None:

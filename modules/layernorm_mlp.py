@@ -128,7 +128,7 @@ class LayerNormMLP(Fp8Module):
         checkpoint: bool = False,
     ) -> None:
         kind = "LayerNormMLP"
-        refuse_later(kind, {k: v for k, v in locals().items() if k in _LATER_DEFAULTS}, _LATER_DEFAULTS)
+        refuse_later(kind, locals(), _LATER_DEFAULTS)
         flags = {
             "return_bias": return_bias,
             "bias": bias,

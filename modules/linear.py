@@ -102,8 +102,7 @@ class Linear(Fp8Module):
         save_original_input: bool = False,
         name: str | None = None,
     ) -> None:
-        given = {argument: value for argument, value in locals().items() if argument in _LATER_DEFAULTS}
-        refuse_later("Linear", given, _LATER_DEFAULTS)
+        refuse_later("Linear", locals(), _LATER_DEFAULTS)
         flags = {
             "fuse_wgrad_accumulation": fuse_wgrad_accumulation,
             "bias": bias,

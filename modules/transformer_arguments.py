@@ -18,58 +18,53 @@ from te_hal.schema.flags import check_flags
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_OVERLAP = "the overlap of communication and gemm"
-_TENSOR_PARALLEL = "tensor parallelism"
-_ENCODER = "a layer with attention to an encoder's output"
-_PACKING = "the packing of sequences"
-
-#: Name to its default, and what it belongs to.
-_CONSTRUCTOR: dict[str, tuple[object, str]] = {
-    "window_size": (None, "sliding-window attention"),
-    "bottom_right_diagonal": (None, "another alignment of the causal mask than its type's"),
-    "enc_dec_attn_mask_type": ("no_mask", _ENCODER),
-    "enc_dec_bottom_right_diagonal": (None, _ENCODER),
-    "enc_dec_window_size": (None, _ENCODER),
-    "tp_group": (None, _TENSOR_PARALLEL),
-    "tp_size": (1, _TENSOR_PARALLEL),
-    "seq_length": (None, "preparing kernels for a size"),
-    "micro_batch_size": (None, "preparing kernels for a size"),
-    "sequence_parallel": (False, "sequence parallelism"),
-    "parallel_attention_mlp": (False, "attention and MLP side by side"),
-    "drop_path_rate": (0.0, "drop path"),
-    "set_parallel_mode": (False, _TENSOR_PARALLEL),
-    "ub_tp_comm_overlap": (False, _OVERLAP),
-    "ub_overlap_ag": (True, _OVERLAP),
-    "ub_overlap_rs": (True, _OVERLAP),
-    "ub_overlap_rs_dgrad": (False, _OVERLAP),
-    "ub_bulk_dgrad": (True, _OVERLAP),
-    "ub_bulk_wgrad": (True, _OVERLAP),
-    "qk_norm_type": (None, "the normalisation of queries and keys"),
-    "qk_norm_eps": (1e-6, "the normalisation of queries and keys"),
-    "qk_norm_before_rope": (False, "the normalisation of queries and keys"),
-    "softmax_type": ("vanilla", "a softmax with an offset"),
+#: Arguments of later features.
+_CONSTRUCTOR: dict[str, object] = {
+    "window_size": None,
+    "bottom_right_diagonal": None,
+    "enc_dec_attn_mask_type": "no_mask",
+    "enc_dec_bottom_right_diagonal": None,
+    "enc_dec_window_size": None,
+    "tp_group": None,
+    "tp_size": 1,
+    "seq_length": None,
+    "micro_batch_size": None,
+    "sequence_parallel": False,
+    "parallel_attention_mlp": False,
+    "drop_path_rate": 0.0,
+    "set_parallel_mode": False,
+    "ub_tp_comm_overlap": False,
+    "ub_overlap_ag": True,
+    "ub_overlap_rs": True,
+    "ub_overlap_rs_dgrad": False,
+    "ub_bulk_dgrad": True,
+    "ub_bulk_wgrad": True,
+    "qk_norm_type": None,
+    "qk_norm_eps": 1e-6,
+    "qk_norm_before_rope": False,
+    "softmax_type": "vanilla",
 }
-_FORWARD: dict[str, tuple[object, str]] = {
-    "window_size": (None, "sliding-window attention"),
-    "bottom_right_diagonal": (None, "another alignment of the causal mask than its type's"),
-    "encoder_output": (None, _ENCODER),
-    "enc_dec_attn_mask": (None, _ENCODER),
-    "enc_dec_attn_mask_type": (None, _ENCODER),
-    "enc_dec_window_size": (None, _ENCODER),
-    "enc_dec_bottom_right_diagonal": (None, _ENCODER),
-    "checkpoint_core_attention": (False, "recompute of attention"),
-    "inference_params": (None, "a cache of keys and values"),
-    "core_attention_bias_type": ("no_bias", "attention with a bias"),
-    "core_attention_bias": (None, "attention with a bias"),
-    "alibi_slopes": (None, "ALiBi"),
-    "cu_seqlens_q": (None, _PACKING),
-    "cu_seqlens_kv": (None, _PACKING),
-    "cu_seqlens_q_padded": (None, _PACKING),
-    "cu_seqlens_kv_padded": (None, _PACKING),
-    "max_seqlen_q": (None, _PACKING),
-    "max_seqlen_kv": (None, _PACKING),
-    "fast_zero_fill": (True, "another way to fill outputs"),
-    "pad_between_seqs": (None, _PACKING),
+_FORWARD: dict[str, object] = {
+    "window_size": None,
+    "bottom_right_diagonal": None,
+    "encoder_output": None,
+    "enc_dec_attn_mask": None,
+    "enc_dec_attn_mask_type": None,
+    "enc_dec_window_size": None,
+    "enc_dec_bottom_right_diagonal": None,
+    "checkpoint_core_attention": False,
+    "inference_params": None,
+    "core_attention_bias_type": "no_bias",
+    "core_attention_bias": None,
+    "alibi_slopes": None,
+    "cu_seqlens_q": None,
+    "cu_seqlens_kv": None,
+    "cu_seqlens_q_padded": None,
+    "cu_seqlens_kv_padded": None,
+    "max_seqlen_q": None,
+    "max_seqlen_kv": None,
+    "fast_zero_fill": True,
+    "pad_between_seqs": None,
 }
 
 _FLAGS = (
@@ -95,7 +90,7 @@ def check_constructor(kind: str, given: Mapping[str, object]) -> None:
         UnsupportedError: of a later feature.
         ArgumentError: anything else that does not fit.
     """
-    _refuse_later(kind, given, _CONSTRUCTOR)
+    refuse_later(kind, given, _CONSTRUCTOR)
     check_flags(kind, {flag: given[flag] for flag in _FLAGS})
     _check_layer_type(kind, given["layer_type"])
     if given["fuse_wgrad_accumulation"] and not given["fuse_qkv_params"]:
@@ -130,19 +125,16 @@ def check_forward(where: str, given: Mapping[str, object]) -> None:
     Raises:
         UnsupportedError: one differs; names it and its feature.
     """
-    _refuse_later(where, given, _FORWARD)
-
-
-def _refuse_later(where: str, given: Mapping[str, object], later: Mapping[str, tuple[object, str]]) -> None:
-    for name, (default, feature) in later.items():
-        if given[name] is not default:  # compared only then: a tensor has no single answer
-            refuse_later(where, {name: given[name]}, {name: default}, {name: feature})
+    refuse_later(where, given, _FORWARD)
 
 
 def _check_layer_type(kind: str, layer_type: object) -> None:
     if layer_type == "decoder":
         raise UnsupportedError(
-            f"{kind}: layer_type", got="'decoder'", accepted="'encoder'", todo=f"{_ENCODER} is not built yet"
+            f"{kind}: layer_type",
+            got="'decoder'",
+            accepted="'encoder'",
+            todo="a layer with attention to an encoder's output is not built yet",
         )
     if layer_type != "encoder":
         raise ArgumentError(f"{kind}: layer_type", got=repr(layer_type), accepted="'encoder'", todo="correct it")

@@ -21,11 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _LATER: dict[str, object] = {"cu_seqlens": None, "cp_size": 1, "cp_rank": 0}
-_FEATURES = {
-    "cu_seqlens": "the packing of sequences",
-    "cp_size": "context parallelism",
-    "cp_rank": "context parallelism",
-}
 
 
 class RotaryPositionEmbedding(torch.nn.Module):
@@ -164,7 +159,7 @@ def apply_rotary_pos_emb(
     """
     where = "apply_rotary_pos_emb"
     given = {"cu_seqlens": cu_seqlens, "cp_size": cp_size, "cp_rank": cp_rank}
-    refuse_later(where, given, _LATER, _FEATURES)
+    refuse_later(where, given, _LATER)
     check_flags(where, {"interleaved": interleaved, "fused": fused})
     check_format(f"{where}: tensor_format", tensor_format)
     _check_tensors(where, t, freqs)
