@@ -46,6 +46,11 @@ def recipes() -> dict[str, recipe.Recipe | None]:
     return {"bf16": None, "delayed": delayed, "current": recipe.Float8CurrentScaling()}
 
 
+def device_in_use() -> torch.device:
+    """Where te_hal makes modules: on the device of the backend in force."""
+    return te.LayerNorm(8).weight.device
+
+
 def tour(sizes: Sizes) -> None:
     """Single modules: what they hold, and what FP8 changes in their output."""
     torch.manual_seed(SEED)
@@ -57,10 +62,8 @@ def tour(sizes: Sizes) -> None:
         f"LayerNormMLP({sizes.width}, {wide})": te.LayerNormMLP(sizes.width, wide, params_dtype=torch.bfloat16),
     }
     print(f"\n{'module':28s} {'parameters':>10s} {'output':>14s}   FP8 off by")
+    inputs = torch.randn(sizes.sequence, sizes.width, device=device_in_use()).to(torch.bfloat16)
     for name, module in modules.items():
-        device = next(module.parameters()).device
-        inputs = torch.randn(sizes.sequence, sizes.width, generator=torch.Generator().manual_seed(SEED))
-        inputs = inputs.to(device, torch.bfloat16)
         with torch.no_grad():
             plain = module(inputs)
             with te.autocast(enabled=True, recipe=recipe.Float8CurrentScaling()):
@@ -113,11 +116,12 @@ class Run:
 def train(sizes: Sizes, chosen: recipe.Recipe | None, *, plain: bool = False) -> Run:
     """A model from the same seed as every other, trained on the same data."""
     torch.manual_seed(SEED)
-    run = Run(Gpt(sizes, plain=plain), chosen)
-    device, generator, times = run.model.device, torch.Generator().manual_seed(SEED), []
+    device, generator, times = device_in_use(), torch.Generator().manual_seed(SEED), []
     accelerator = None if device.type == "cpu" else torch.get_device_module(device)
     if accelerator is not None:
         accelerator.reset_peak_memory_stats()
+        before = accelerator.memory_allocated()  # by the models of earlier runs
+    run = Run(Gpt(sizes, plain=plain), chosen)
     optimizer = torch.optim.AdamW(run.model.parameters(), lr=sizes.learning_rate)
     for _ in range(sizes.steps):
         windows = sequences(sizes.batch, sizes.sequence + 1, generator).to(device)
@@ -130,9 +134,9 @@ def train(sizes: Sizes, chosen: recipe.Recipe | None, *, plain: bool = False) ->
         times.append(1e3 * (time.perf_counter() - start))
     run.milliseconds = statistics.median(times[min(5, sizes.steps // 2) :])
     if accelerator is not None:
-        run.peak = accelerator.max_memory_allocated()
+        run.peak = accelerator.max_memory_allocated() - before
+    optimizer.zero_grad(set_to_none=True)
     run.kept = bytes_kept(run.model, lambda: loss_of(run.model, windows, chosen))
-    run.model.cpu()  # no run finds another's model in the device's memory
     return run
 
 
@@ -201,7 +205,7 @@ def generate(runs: dict[str, Run], sizes: Sizes) -> None:
     right = ((3 + 2 * torch.arange(length + 8)) % VOCABULARY).tolist()
     print(f"\nafter ... {' '.join(map(str, right[length - 4 : length]))} comes {' '.join(map(str, right[length:]))}")
     for name, run in runs.items():
-        found = go_on(run, torch.tensor(right[:length]), 8)
+        found = go_on(run, torch.tensor(right[:length], device=run.model.device), 8)
         print(f"{name:13s} goes on {' '.join(map(str, found))}")
 
 

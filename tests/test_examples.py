@@ -89,7 +89,7 @@ def mean_of_last(numbers):
 def test_every_run_of_the_tutorial_learns_as_bf16_does(tutorial, name):
     assert 4.5 < tutorial[name]["losses"][0] < 5
     assert mean_of_last(tutorial[name]) < 2.1
-    assert mean_of_last(tutorial[name]) == pytest.approx(mean_of_last(tutorial["bf16"]), rel=0.01)
+    assert mean_of_last(tutorial[name]) == pytest.approx(mean_of_last(tutorial["bf16"]), rel=0.02)
 
 
 def test_fp8_differs_from_bf16_and_the_recipes_from_each_other(tutorial):
