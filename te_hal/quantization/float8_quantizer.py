@@ -8,6 +8,7 @@ import torch
 
 import te_hal.ops
 from te_hal.quantization.quantizer import OPS, CastKernels, Quantizer
+from te_hal.quantization.quantizer_arguments import check_plain
 from te_hal.schema.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -91,5 +92,5 @@ class Float8Quantizer(Quantizer):
 
     def calibrate(self, tensor: torch.Tensor) -> None:
         """Raise the recorded amax to max|tensor|, in place."""
-        self._check_plain(tensor, "tensor")
+        check_plain(f"{type(self).__name__}: tensor", tensor)
         te_hal.ops.amax(tensor.detach(), out=self.amax)

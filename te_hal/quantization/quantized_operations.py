@@ -194,3 +194,20 @@ _KEPT: dict[Any, Callable[..., Any]] = {
     _aten._to_copy.default: _to_copy,  # noqa: SLF001
     _aten.copy_.default: _copy,
 }
+
+
+def dequantize(tensor: QuantizedTensor, dtype: torch.dtype) -> torch.Tensor:
+    """The plain values in ``dtype``; gradients pass straight through."""
+    return _Dequantize.apply(tensor, dtype)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class _Dequantize(torch.autograd.Function):
+    """Back to plain values; the gradient passes through."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: QuantizedTensor, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401, ARG004
+        return te_hal.ops.dequantize(tensor.quantized_storage, out_dtype=dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401, ARG004
+        return grad, None

@@ -10,7 +10,8 @@ import torch
 import te_hal.ops
 from te_hal.quantization import quantized_operations
 from te_hal.quantization.copies import with_copies
-from te_hal.schema.block_scales import block_copy, rows_and_cols
+from te_hal.quantization.quantizer_arguments import check_usage
+from te_hal.quantization.tensor_text import text_of
 from te_hal.schema.errors import ArgumentError, StateError
 from te_hal.schema.formats import FORMATS, ColumnwiseOrder, ScalingMode
 from te_hal.schema.storage import QuantizedStorage
@@ -99,7 +100,7 @@ class QuantizedTensor(torch.Tensor):
 
     def dequantize(self, *, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The plain values, in ``dtype`` or the nominal dtype; gradients pass straight through."""
-        return _Dequantize.apply(self, dtype or self.dtype)  # type: ignore[no-any-return,no-untyped-call]
+        return quantized_operations.dequantize(self, dtype or self.dtype)
 
     def quantize_(self, tensor: torch.Tensor, *, noop_flag: torch.Tensor | None = None) -> QuantizedTensor:
         """Quantize ``tensor`` into this one, in place, with the quantizer this one was made by.
@@ -127,13 +128,7 @@ class QuantizedTensor(torch.Tensor):
         """
         wanted = self.get_usages()
         for name, usage in (("rowwise", rowwise_usage), ("columnwise", columnwise_usage)):
-            if usage is not None and not isinstance(usage, bool):
-                raise ArgumentError(
-                    f"{type(self).__name__}.update_usage: {name}_usage",
-                    got=repr(usage),
-                    accepted="True, False, None",
-                    todo="pass a bool, or None to leave it as it is",
-                )
+            check_usage(f"{type(self).__name__}.update_usage: {name}_usage", usage)
             wanted[name] = wanted[name] if usage is None else usage
         storage = self.quantized_storage
         order = storage.columnwise_order
@@ -237,12 +232,7 @@ class QuantizedTensor(torch.Tensor):
         return {name: value for name, value in self.__dict__.items() if name not in QuantizedTensor.__annotations__}
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override] # noqa: ANN401 - torch's stub hides the name
-        storage = self.quantized_storage
-        scale_inv = storage.copy_to_read()[1]
-        shown = scale_inv if scale_inv.numel() == 1 else f"{scale_inv.dtype} of shape {tuple(scale_inv.shape)}"
-        facts = [f"{storage.kind!r}", f"dtype={storage.dtype}", f"scale_inv={shown}"]
-        facts += [f"requires_grad={self.requires_grad}"] * self.requires_grad
-        return f"{type(self).__name__}({_values_to_show(storage)}, {', '.join(facts)})"
+        return f"{type(self).__name__}({text_of(self.quantized_storage, requires_grad=self.requires_grad)})"
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override] # torch's stub leaves `cls, func` out
@@ -302,34 +292,3 @@ def rebuild_quantized_tensor(
     made = wrap(storage, requires_grad=requires_grad)
     made.__dict__.update(attributes)
     return made
-
-
-def _values_to_show(storage: QuantizedStorage) -> torch.Tensor | str:
-    """By torch alone: printing works where no backend does."""
-    codes, scale_inv, transposed = storage.copy_to_read()
-    if codes.is_meta:
-        return f"shape={storage.shape}, device={storage.device}"
-    if transposed:
-        codes = codes.movedim(0, -1)
-    values = codes.cpu().contiguous().view(storage.format.dtype).to(torch.float32)
-    if storage.mode is ScalingMode.TENSOR:
-        return (values * scale_inv.cpu()).to(storage.dtype)
-    rows, cols = rows_and_cols(storage.shape)
-    copy = block_copy(storage, rowwise=True)
-    grid = copy.grid.cpu()
-    if grid.dtype == torch.uint8:  # E8M0
-        grid = torch.exp2(grid.to(torch.float32) - 127).masked_fill(grid == 0xFF, torch.nan)  # noqa: PLR2004 - its NaN
-    factors = grid.repeat_interleave(copy.block.down, 0)[:rows].repeat_interleave(copy.block.along, 1)[:, :cols]
-    return (values * factors.reshape(values.shape)).to(storage.dtype)
-
-
-class _Dequantize(torch.autograd.Function):
-    """Back to plain values; the gradient passes through."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: QuantizedTensor, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401, ARG004
-        return te_hal.ops.dequantize(tensor.quantized_storage, out_dtype=dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401, ARG004
-        return grad, None

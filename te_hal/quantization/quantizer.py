@@ -11,10 +11,11 @@ import torch
 
 import te_hal.ops
 from te_hal.quantization.quantized_tensor import QuantizedTensor, wrap
+from te_hal.quantization.quantizer_arguments import check_nominal, check_plain, check_usage, is_set
 from te_hal.quantization.straight_through import quantize_straight_through
 from te_hal.schema.block_scales import order_of
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
-from te_hal.schema.formats import FLOATS, ColumnwiseOrder, DType, ElementFormat, ScalingMode, element_format
+from te_hal.schema.formats import ColumnwiseOrder, DType, ElementFormat, ScalingMode, element_format
 from te_hal.schema.storage import QuantizedStorage, StorageKind
 
 if TYPE_CHECKING:
@@ -152,8 +153,8 @@ class Quantizer(abc.ABC):
             ArgumentTypeError: not a plain tensor.
             ArgumentError: another dtype; neither usage is set.
         """
-        self._check_plain(tensor, "tensor")
-        self._check_nominal(dtype)
+        check_plain(f"{type(self).__name__}: tensor", tensor)
+        check_nominal(type(self).__name__, dtype)
         if out is not None:
             return self.update_quantized(tensor, out)
         self._check_usages()
@@ -176,25 +177,6 @@ class Quantizer(abc.ABC):
                 todo="call set_usage(rowwise=True)",
             )
 
-    def _check_plain(self, tensor: object, name: str) -> None:
-        if isinstance(tensor, torch.Tensor) and not hasattr(tensor, "quantized_storage"):
-            return
-        raise ArgumentTypeError(
-            f"{type(self).__name__}: {name}",
-            got=f"a {type(tensor).__name__}",
-            accepted="a plain torch.Tensor",
-            todo="call its dequantize() first" if isinstance(tensor, torch.Tensor) else "pass a tensor",
-        )
-
-    def _check_nominal(self, dtype: object) -> None:
-        if dtype is not None and dtype not in FLOATS:
-            raise ArgumentError(
-                f"{type(self).__name__}: dtype",
-                got=repr(dtype),
-                accepted=", ".join(map(str, FLOATS)),
-                todo="name the dtype that dequantizing gives; the 8-bit format is the quantizer's own",
-            )
-
     def _order_of(self, out: QuantizedStorage | None) -> ColumnwiseOrder:
         """A storage that is refilled keeps its order, whatever this quantizer makes now."""
         return self.columnwise_order if out is None else out.columnwise_order
@@ -213,7 +195,7 @@ class Quantizer(abc.ABC):
             ArgumentTypeError: ``src`` is not plain, or ``dst`` not quantized.
             ArgumentError: another dtype, shape or element format; a ``noop_flag`` of several elements.
         """
-        self._check_plain(src, "src")
+        check_plain(f"{type(self).__name__}: src", src)
         if not hasattr(dst, "quantized_storage"):
             raise ArgumentTypeError(
                 f"{type(self).__name__}.update_quantized: dst",
@@ -221,7 +203,7 @@ class Quantizer(abc.ABC):
                 accepted="a QuantizedTensor",
                 todo="make one with make_empty(shape) or by quantizing",
             )
-        if noop_flag is not None and self._is_set(noop_flag):
+        if noop_flag is not None and is_set(f"{type(self).__name__}.update_quantized", noop_flag):
             return dst
         storage = dst.quantized_storage
         self.quantize_storage(
@@ -230,17 +212,6 @@ class Quantizer(abc.ABC):
         if not dst.is_inference():
             torch.autograd.graph.increment_version(dst)  # as any write in place: autograd and weight caches look at it
         return dst
-
-    def _is_set(self, noop_flag: torch.Tensor) -> bool:
-        if not isinstance(noop_flag, torch.Tensor) or noop_flag.numel() != 1:
-            is_tensor = isinstance(noop_flag, torch.Tensor)
-            raise ArgumentError(
-                f"{type(self).__name__}.update_quantized: noop_flag",
-                got=f"shape {tuple(noop_flag.shape)}" if is_tensor else repr(noop_flag),
-                accepted="a tensor of one element, or None",
-                todo="pass torch.zeros(1) or torch.ones(1)",
-            )
-        return float(noop_flag) == 1.0
 
     def make_empty(
         self,
@@ -263,7 +234,7 @@ class Quantizer(abc.ABC):
         Raises:
             ArgumentError: no nominal dtype, or neither usage is set.
         """
-        self._check_nominal(dtype)
+        check_nominal(type(self).__name__, dtype)
         self._check_usages()
         kind = StorageKind.of(
             self.format,
@@ -286,13 +257,7 @@ class Quantizer(abc.ABC):
             ArgumentError: neither a bool nor None.
         """
         for name, usage in (("rowwise", rowwise), ("columnwise", columnwise)):
-            if usage is not None and not isinstance(usage, bool):
-                raise ArgumentError(
-                    f"{type(self).__name__}.set_usage: {name}",
-                    got=repr(usage),
-                    accepted="True, False, None",
-                    todo="pass a bool, or None to leave it as it is",
-                )
+            check_usage(f"{type(self).__name__}.set_usage: {name}", usage)
         if rowwise is not None:
             self.rowwise_usage = rowwise
         if columnwise is not None:

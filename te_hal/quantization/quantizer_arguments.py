@@ -1,0 +1,67 @@
+"""Checks of what quantizers and quantized tensors are called with."""
+
+from __future__ import annotations
+
+import torch
+
+from te_hal.schema.errors import ArgumentError, ArgumentTypeError
+from te_hal.schema.formats import FLOATS
+
+
+def check_plain(where: str, tensor: object) -> None:
+    """A tensor that is not quantized.
+
+    Raises:
+        ArgumentTypeError: anything else.
+    """
+    if isinstance(tensor, torch.Tensor) and not hasattr(tensor, "quantized_storage"):
+        return
+    raise ArgumentTypeError(
+        where,
+        got=f"a {type(tensor).__name__}",
+        accepted="a plain torch.Tensor",
+        todo="call its dequantize() first" if isinstance(tensor, torch.Tensor) else "pass a tensor",
+    )
+
+
+def check_nominal(where: str, dtype: object) -> None:
+    """A nominal dtype, or None.
+
+    Raises:
+        ArgumentError: anything else.
+    """
+    if dtype is not None and dtype not in FLOATS:
+        raise ArgumentError(
+            f"{where}: dtype",
+            got=repr(dtype),
+            accepted=", ".join(map(str, FLOATS)),
+            todo="name the dtype that dequantizing gives; the 8-bit format is the quantizer's own",
+        )
+
+
+def check_usage(where: str, usage: object) -> None:
+    """Whether a copy is wanted: a bool, or None where that stays as it is.
+
+    Raises:
+        ArgumentError: anything else.
+    """
+    if usage is not None and not isinstance(usage, bool):
+        raise ArgumentError(
+            where, got=repr(usage), accepted="True, False, None", todo="pass a bool, or None to leave it as it is"
+        )
+
+
+def is_set(where: str, noop_flag: object) -> bool:
+    """Whether a flag on a device is 1.
+
+    Raises:
+        ArgumentError: no tensor of one element.
+    """
+    if not isinstance(noop_flag, torch.Tensor) or noop_flag.numel() != 1:
+        raise ArgumentError(
+            f"{where}: noop_flag",
+            got=f"shape {tuple(noop_flag.shape)}" if isinstance(noop_flag, torch.Tensor) else repr(noop_flag),
+            accepted="a tensor of one element, or None",
+            todo="pass torch.zeros(1) or torch.ones(1)",
+        )
+    return float(noop_flag) == 1.0
