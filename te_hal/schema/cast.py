@@ -9,6 +9,24 @@ from te_hal.schema.op import REQUIRED, Contract, Family, Flag, FlagType, Operand
 
 _FP32 = (torch.float32,)
 
+#: Flags and rules of every op that casts.
+RESULT_DTYPE = Flag("dtype", FlagType.DTYPE, REQUIRED, "element format of the result", FP8_DTYPES, keyed=True)
+MODE = Flag("mode", FlagType.CHOICE, ScalingMode.TENSOR, "scaling mode", tuple(ScalingMode), keyed=True)
+COPIES = (
+    Flag("rowwise", FlagType.BOOL, True, "make the rowwise copy", keyed=True),
+    Flag("columnwise", FlagType.BOOL, False, "make the columnwise copy", keyed=True),
+    Flag(
+        "columnwise_order",
+        FlagType.CHOICE,
+        ColumnwiseOrder.TRANSPOSED,
+        "memory order of the columnwise copy",
+        tuple(ColumnwiseOrder),
+        keyed=True,
+    ),
+)
+ANY_COPY = Rule("rowwise or columnwise", "at least one of rowwise and columnwise must be asked for")
+EPSILON = Rule(f"0 <= amax_epsilon <= {FLOAT32_MAX!r}", "amax_epsilon must be a number from 0 to fp32's largest")
+
 #: Of every op that casts by blocks.
 MTFP8_ORDER = Rule(
     "not columnwise or columnwise_order == 'same' or mode not in ('mtfp8_1x128', 'mtfp8_128x128')",
@@ -40,24 +58,15 @@ QUANTIZE = OpSchema(
     ),
     keyword_operands=frozenset({"amax", "out"}),
     flags=(
-        Flag("dtype", FlagType.DTYPE, REQUIRED, "element format of the result", FP8_DTYPES, keyed=True),
-        Flag("mode", FlagType.CHOICE, ScalingMode.TENSOR, "scaling mode", tuple(ScalingMode), keyed=True),
-        Flag("rowwise", FlagType.BOOL, True, "make the rowwise copy", keyed=True),
-        Flag("columnwise", FlagType.BOOL, False, "make the columnwise copy", keyed=True),
-        Flag(
-            "columnwise_order",
-            FlagType.CHOICE,
-            ColumnwiseOrder.TRANSPOSED,
-            "memory order of the columnwise copy",
-            tuple(ColumnwiseOrder),
-            keyed=True,
-        ),
+        RESULT_DTYPE,
+        MODE,
+        *COPIES,
         Flag("amax_epsilon", FlagType.FLOAT, 0.0, "floor of each block's amax, for modes block_1x128, block_128x128"),
         Flag("power_of_2", FlagType.BOOL, False, "round scales down to powers of two, for the same modes"),
     ),
     outputs=(Output("output", "*input", "dtype", "storage with the asked copies; `out` itself where given"),),
     rules=(
-        Rule("rowwise or columnwise", "at least one of rowwise and columnwise must be asked for"),
+        ANY_COPY,
         MTFP8_ORDER,
         Rule(
             "scale is not None or mode != 'tensor'",
@@ -67,7 +76,7 @@ QUANTIZE = OpSchema(
             "mode == 'tensor' or (scale is None and amax is None)",
             "`scale` and `amax` go with per-tensor scaling (mode 'tensor'); blocks find their own scales",
         ),
-        Rule(f"0 <= amax_epsilon <= {FLOAT32_MAX!r}", "amax_epsilon must be a number from 0 to fp32's largest"),
+        EPSILON,
         Rule(
             "(amax_epsilon == 0.0 and not power_of_2) or mode in ('block_1x128', 'block_128x128')",
             "amax_epsilon and power_of_2 go with modes 'block_1x128' and 'block_128x128'; MXFP8's scales are powers of"

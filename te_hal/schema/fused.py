@@ -10,10 +10,9 @@ from __future__ import annotations
 import torch
 
 from te_hal.schema import activation, norm
-from te_hal.schema.cast import MTFP8_ORDER
-from te_hal.schema.formats import E4M3, E5M2, FLOAT32_MAX, FLOATS, FP8_DTYPES, ColumnwiseOrder, ScalingMode
+from te_hal.schema.cast import ANY_COPY, COPIES, EPSILON, MODE, MTFP8_ORDER, RESULT_DTYPE
+from te_hal.schema.formats import E4M3, E5M2, FLOATS
 from te_hal.schema.op import (
-    REQUIRED,
     Contract,
     Family,
     Flag,
@@ -29,35 +28,20 @@ _FP32 = (torch.float32,)
 _SCALE = Operand("scale", _FP32, "1", "factor into the format; None: from the result's own amax", optional=True)
 _AMAX = Operand("amax", _FP32, "1", "with scale: becomes max(amax, max|result|)", optional=True, written=True)
 _KEYWORDS = frozenset({"amax"})
-_COPIES = (
-    Flag("rowwise", FlagType.BOOL, True, "make the rowwise copy", keyed=True),
-    Flag("columnwise", FlagType.BOOL, False, "make the columnwise copy", keyed=True),
-    Flag(
-        "columnwise_order",
-        FlagType.CHOICE,
-        ColumnwiseOrder.TRANSPOSED,
-        "memory order of the columnwise copy",
-        tuple(ColumnwiseOrder),
-        keyed=True,
-    ),
-)
-_DTYPE = Flag("dtype", FlagType.DTYPE, REQUIRED, "element format of the result", FP8_DTYPES, keyed=True)
 _OWN_SCALE = (
     Flag("amax_epsilon", FlagType.FLOAT, 0.0, "without scale: floor of amax"),
     Flag("power_of_2", FlagType.BOOL, False, "without scale: round scales down to powers of two"),
 )
 _CAST = (
-    _DTYPE,
-    Flag("mode", FlagType.CHOICE, ScalingMode.TENSOR, "scaling mode", tuple(ScalingMode), keyed=True),
-    *_COPIES,
+    RESULT_DTYPE,
+    MODE,
+    *COPIES,
     *_OWN_SCALE,
 )
-_ANY_COPY = Rule("rowwise or columnwise", "at least one of rowwise and columnwise must be asked for")
-_EPSILON = Rule(f"0 <= amax_epsilon <= {FLOAT32_MAX!r}", "amax_epsilon must be a number from 0 to fp32's largest")
 _CAST_RULES = (
-    _ANY_COPY,
+    ANY_COPY,
     MTFP8_ORDER,
-    _EPSILON,
+    EPSILON,
     Rule("scale is None or mode == 'tensor'", "`scale` goes with per-tensor scaling (mode 'tensor')"),
     Rule("amax is None or scale is not None", "`amax` records where `scale` is given; without it nothing is recorded"),
     Rule(
@@ -77,11 +61,11 @@ QUANTIZE_CURRENT = OpSchema(
         Operand("out", (), "*input", "storage to refill", formats=(E4M3, E5M2), optional=True, written=True),
     ),
     keyword_operands=frozenset({"out"}),
-    flags=(_DTYPE, *_COPIES, *_OWN_SCALE),
+    flags=(RESULT_DTYPE, *COPIES, *_OWN_SCALE),
     outputs=(Output("output", "*input", "dtype", f"{_CODES}; `out` itself where given"),),
     rules=(
-        _ANY_COPY,
-        _EPSILON,
+        ANY_COPY,
+        EPSILON,
         Rule(
             "out is None or (out.kind.format.dtype == dtype and out.kind.mode == 'tensor'"
             " and out.kind.rowwise == rowwise and out.kind.columnwise == columnwise"
