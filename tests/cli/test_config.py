@@ -41,7 +41,7 @@ def test_the_nearest_multiple_is_named(width, nearest):
         configure("mlp", width=width)
 
 
-@pytest.mark.parametrize("options", [{"recipes": ("custom",)}, {"recipes": ("nvfp4",)}])
+@pytest.mark.parametrize("options", [{"recipes": ("nvfp4",)}])
 def test_what_comes_later_is_refused_by_name(options):
     with pytest.raises(NotBuiltError, match="not built yet"):
         configure("mlp", **options)
