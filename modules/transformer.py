@@ -12,7 +12,12 @@ from te_hal.modules.layernorm import LayerNorm
 from te_hal.modules.layernorm_mlp import LayerNormMLP
 from te_hal.modules.residual import add_to_residual
 from te_hal.modules.rmsnorm import RMSNorm
-from te_hal.modules.transformer_arguments import check_constructor, check_forward
+from te_hal.modules.transformer_arguments import (
+    attention_arguments,
+    check_constructor,
+    check_forward,
+    mlp_arguments,
+)
 from te_hal.modules.transforms import run_eagerly
 
 if TYPE_CHECKING:
@@ -133,7 +138,8 @@ class TransformerLayer(Labelled, torch.nn.Module):
         qk_norm_before_rope: bool = False,
         softmax_type: str = "vanilla",
     ) -> None:
-        check_constructor(type(self).__name__, locals())
+        given = dict(locals())
+        check_constructor(type(self).__name__, given)
         super().__init__()
         self.layer_number = layer_number
         self.name = f"layer_{layer_number}" if name is None and layer_number is not None else name
@@ -142,48 +148,8 @@ class TransformerLayer(Labelled, torch.nn.Module):
         self.self_attn_mask_type, self.layer_type = self_attn_mask_type, layer_type
         self.apply_residual_connection_post_layernorm = apply_residual_connection_post_layernorm
         self.output_layernorm = output_layernorm
-        post = apply_residual_connection_post_layernorm
-        shared: dict[str, Any] = {
-            "init_method": init_method,
-            "output_layer_init_method": output_layer_init_method,
-            "fuse_wgrad_accumulation": fuse_wgrad_accumulation,
-            "get_rng_state_tracker": get_rng_state_tracker,
-            "params_dtype": params_dtype,
-            "zero_centered_gamma": zero_centered_gamma,
-            "bias": bias,
-            "normalization": normalization,
-            "device": device,
-        }
-        self.self_attention = MultiheadAttention(
-            hidden_size,
-            num_attention_heads,
-            kv_channels=kv_channels,
-            attention_dropout=attention_dropout,
-            layernorm_epsilon=layernorm_epsilon,
-            layer_number=layer_number,
-            attn_mask_type=self_attn_mask_type,
-            num_gqa_groups=num_gqa_groups,
-            input_layernorm=not output_layernorm,
-            return_bias=True,
-            return_layernorm_output=post and not output_layernorm,
-            fuse_qkv_params=fuse_qkv_params,
-            qkv_weight_interleaved=qkv_weight_interleaved,
-            rotary_pos_interleaved=rotary_pos_interleaved,
-            qkv_format=attn_input_format,
-            name=self._name_of("self_attention"),
-            **shared,
-        )
-        self.layernorm_mlp = LayerNormMLP(
-            hidden_size,
-            ffn_hidden_size,
-            eps=layernorm_epsilon,
-            activation=activation,
-            activation_params=activation_params,
-            return_bias=True,
-            return_layernorm_output=post,
-            name=self._name_of("layernorm_mlp"),
-            **shared,
-        )
+        self.self_attention = MultiheadAttention(name=self._name_of("self_attention"), **attention_arguments(given))
+        self.layernorm_mlp = LayerNormMLP(name=self._name_of("layernorm_mlp"), **mlp_arguments(given))
         if output_layernorm:
             self.layernorm = _NORMS[normalization](
                 hidden_size,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from te_hal.modules.activation_stage import check_activation
 from te_hal.modules.arguments import check_callable, check_dtype, check_epsilon, check_size, refuse_later
@@ -77,6 +77,37 @@ _FLAGS = (
     "fuse_wgrad_accumulation",
     "bias",
 )
+
+#: Arguments that attention and MLP take under the same name.
+_SHARED = (
+    *("hidden_size", "init_method", "output_layer_init_method", "fuse_wgrad_accumulation", "get_rng_state_tracker"),
+    *("params_dtype", "zero_centered_gamma", "bias", "normalization", "device"),
+)
+_OF_ATTENTION = (
+    *("num_attention_heads", "kv_channels", "attention_dropout", "layernorm_epsilon", "layer_number"),
+    *("num_gqa_groups", "fuse_qkv_params", "qkv_weight_interleaved", "rotary_pos_interleaved"),
+)
+
+
+def attention_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What MultiheadAttention is made with, but for its name, from the layer's arguments."""
+    first_norm = not given["output_layernorm"]
+    return {name: given[name] for name in _SHARED + _OF_ATTENTION} | {
+        "attn_mask_type": given["self_attn_mask_type"],
+        "qkv_format": given["attn_input_format"],
+        "input_layernorm": first_norm,
+        "return_layernorm_output": first_norm and given["apply_residual_connection_post_layernorm"],
+        "return_bias": True,
+    }
+
+
+def mlp_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What LayerNormMLP is made with, but for its name, from the layer's arguments."""
+    return {name: given[name] for name in (*_SHARED, "ffn_hidden_size", "activation", "activation_params")} | {
+        "eps": given["layernorm_epsilon"],
+        "return_layernorm_output": given["apply_residual_connection_post_layernorm"],
+        "return_bias": True,
+    }
 
 
 def check_constructor(kind: str, given: Mapping[str, object]) -> None:

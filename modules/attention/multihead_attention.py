@@ -22,6 +22,14 @@ from te_hal.schema.flags import check_flags
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+#: Arguments that its parts take under the same name.
+_OF_PROJECTIONS = ("fuse_wgrad_accumulation", "get_rng_state_tracker", "bias", "params_dtype", "device")
+_OF_NORM = ("normalization", "zero_centered_gamma", "return_layernorm_output")
+_OF_ATTENTION = (
+    *("num_attention_heads", "num_gqa_groups", "attention_dropout", "qkv_format", "attn_mask_type"),
+    *("get_rng_state_tracker", "layer_number", "attention_type"),
+)
+
 
 class MultiheadAttention(Labelled, torch.nn.Module):
     """Multi-head attention with Transformer Engine's arguments, defaults, parameter names and shapes.
@@ -137,22 +145,9 @@ class MultiheadAttention(Labelled, torch.nn.Module):
             kv_channels,
             fuse_qkv_params and qkv_weight_interleaved,
         )
-        shared: dict[str, Any] = {
-            "fuse_wgrad_accumulation": fuse_wgrad_accumulation,
-            "get_rng_state_tracker": get_rng_state_tracker,
-            "bias": bias,
-            "params_dtype": params_dtype,
-            "device": device,
-        }
-        norm: dict[str, Any] = {
-            "eps": layernorm_epsilon,
-            "normalization": normalization,
-            "zero_centered_gamma": zero_centered_gamma,
-            "return_layernorm_output": return_layernorm_output,
-        }
-        self._make_projections(
-            {**shared, "init_method": init_method}, norm if input_layernorm else None, fused=fuse_qkv_params
-        )
+        shared = {name: given[name] for name in _OF_PROJECTIONS}
+        norm = {"eps": layernorm_epsilon} | {name: given[name] for name in _OF_NORM} if input_layernorm else None
+        self._make_projections({**shared, "init_method": init_method}, norm, fused=fuse_qkv_params)
         self.proj = Linear(
             self.head_layout.query_size,
             hidden_size,
@@ -162,16 +157,9 @@ class MultiheadAttention(Labelled, torch.nn.Module):
             **shared,
         )
         self.core_attention = DotProductAttention(
-            num_attention_heads,
-            self.head_layout.channels,
-            num_gqa_groups=num_gqa_groups,
-            attention_dropout=attention_dropout,
-            qkv_format=qkv_format,
-            attn_mask_type=attn_mask_type,
-            get_rng_state_tracker=get_rng_state_tracker,
-            layer_number=layer_number,
-            attention_type=attention_type,
+            kv_channels=self.head_layout.channels,
             name=self._name_of("core_attention"),
+            **{name: given[name] for name in _OF_ATTENTION},
         )
 
     def _make_projections(self, arguments: dict[str, Any], norm: dict[str, Any] | None, *, fused: bool) -> None:
