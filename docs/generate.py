@@ -6,10 +6,11 @@ python docs/generate.py [--check]
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +21,7 @@ from te_hal.quantization.recipe_support import recipe_support
 from te_hal.schema.catalog import SCHEMAS
 from te_hal.schema.environment import TABLE
 from te_hal.schema.op import REQUIRED
+from te_hal.testing.certificate import digest, stale_ops
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from te_hal.schema.op import Flag, Operand, OpSchema, Output
 
 FOLDER = Path(__file__).parent
+CERTIFICATES = FOLDER / "certificates"
 #: Public names that Transformer Engine does not have.
 _OWN_NAMES = {
     *("MTFP8Quantizer", "MTFP8Tensor", "QuantizedStorage", "RNGStatesTracker", "check_extra_states", "memory_report"),
@@ -163,7 +166,53 @@ def support_page() -> str:
     for chosen in _RECIPES:
         cells = [_has_recipe(backend, chosen) for backend in backends]
         lines.append(f"| recipe {type(chosen).__name__} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n" + _certificates()
+
+
+def _certificates() -> str:
+    """What the conformance kit found on backends of this repository, from their certificates."""
+    found = {path.stem: json.loads(path.read_text()) for path in sorted(CERTIFICATES.glob("*.json"))}
+    lines = [
+        "\n## Certificates",
+        (
+            "What `te-hal conformance` found, every case ([conformance.md](conformance.md)). *composed*: passed by "
+            "te_hal's composition over the backend's kernels. *unsupported*: refused, with a reason. *worst*: the "
+            "largest error as a share of its bound; the rest is compared byte by byte, or with `cpu_reference`."
+        ),
+        "",
+        f"| op | {' | '.join(found)} |",
+        "|---" * (len(found) + 1) + "|",
+    ]
+    lines += [f"| `{op}` | {' | '.join(_cases(each, op) for each in found.values())} |" for op in SCHEMAS]
+    for name, each in found.items():
+        versions = ", ".join(f"{what} {version}" for what, version in each["versions"].items())
+        verdict = "conforms" if each["clean"] else "does not conform"
+        verdict += " but for known failures" if each["clean"] and each["expected_failures"] else ""
+        lines += ["", f"`{name}` {verdict}: {versions}, on {each['device']} ({each['machine']})."]
+        lines += [f"- {reason} (refused, {count} cases)" for reason, count in each["refused"].items()]
+        lines += [f"- {reason} (known failure, {count} cases)" for reason, count in each["expected_failures"].items()]
     return "\n".join(lines) + "\n"
+
+
+def _cases(document: dict[str, Any], op: str) -> str:
+    found = document["ops"].get(op)
+    if found is None:
+        return "not in the certificate"
+    said = ", ".join(f"{count} {status}" for status, count in found["cases"].items())
+    return said if found["worst"] is None else f"{said}; worst {found['worst']['share_of_bound']:.2f}"
+
+
+def stale_certificates() -> list[str]:
+    """What is wrong with the certificates, with what to do."""
+    found = []
+    for path in sorted(CERTIFICATES.glob("*.json")):
+        document = json.loads(path.read_text())
+        todo = f"te-hal conformance --backend {path.stem} -j 2 --json docs/certificates/{path.name}"
+        if document["digest"] != digest(document):
+            found.append(f"certificate of {path.stem}: edited by hand; run {todo}")
+        elif ops := stale_ops(document):
+            found.append(f"certificate of {path.stem}: the schemas of {', '.join(ops)} have changed; run {todo}")
+    return found
 
 
 def _own_backends() -> list[str]:
@@ -220,7 +269,9 @@ def main() -> int:
             stale.append(name)
     if stale:
         print(f"stale: {', '.join(stale)}; run python docs/generate.py", file=sys.stderr)
-    return len(stale)
+    certificates = stale_certificates()
+    print(*certificates, sep="\n", end="\n" * bool(certificates), file=sys.stderr)
+    return len(stale) + len(certificates)
 
 
 if __name__ == "__main__":

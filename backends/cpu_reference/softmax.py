@@ -29,11 +29,8 @@ def softmax_fwd(
     hidden = _hidden(scores, mask, causal, window)
     if hidden is not None:
         scores.masked_fill_(hidden, _HIDDEN_SCORE)
-    nothing_to_see = scores.amax(-1, keepdim=True) == _HIDDEN_SCORE
-    probabilities = torch.softmax(scores, -1).masked_fill_(nothing_to_see, 0.0)
-    if hidden is not None:
-        probabilities.masked_fill_(hidden, 0.0)
-    return probabilities.to(out_dtype)
+    # Also where all of a row is hidden, and where +inf or NaN beside a hidden score made it NaN.
+    return torch.softmax(scores, -1).masked_fill_(scores == _HIDDEN_SCORE, 0.0).to(out_dtype)
 
 
 def softmax_bwd(grad_output: torch.Tensor, output: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:

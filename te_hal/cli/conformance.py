@@ -14,11 +14,11 @@ import typer
 from te_hal.cli.failure import FAILED, WRONG_INPUT, fail, wrong_input_ends
 from te_hal.dispatch import ask_declared
 from te_hal.schema.validate import describe_call
-from te_hal.testing.certificate import certificate
+from te_hal.testing.certificate import certify
 from te_hal.testing.finding import Status
 from te_hal.testing.gradients import check_gradients
 from te_hal.testing.placement import place
-from te_hal.testing.report import report
+from te_hal.testing.report import describe
 from te_hal.testing.session import chosen_cases, conformance
 from te_hal.testing.subject import Subject
 from te_hal.testing.timing import timings
@@ -63,9 +63,9 @@ def conformance_command(
         session = conformance(
             subject, op=op, ids=case or (), quick=quick, jobs=jobs, timeout=timeout, heard=_Progress()
         )
-    print(report(session))
+    print(describe(session))
     if as_json is not None:
-        as_json.write_text(json.dumps(certificate(session), indent=1) + "\n", encoding="utf-8")
+        as_json.write_text(json.dumps(certify(session), indent=1) + "\n", encoding="utf-8")
     if not session.clean:
         raise typer.Exit(FAILED)
 

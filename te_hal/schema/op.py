@@ -130,7 +130,7 @@ class Contract:
         reason: where the bound comes from.
         rules: the numbered rules of docs/numerics.md that define the result.
         codes_off: of an op that casts what it has computed within a bound: the largest share of codes that may be one
-            off the reference's (whose amax and scale_inv may then differ by two units in the last place). Given the
+            off the reference's (whose amax and scale_inv may then differ by twice the fp32 bound). Given the
             same fp32 result, the codes are equal.
     """
 

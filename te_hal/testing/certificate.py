@@ -25,7 +25,7 @@ FORMAT = 1
 _TEXTS = frozenset({"doc", "summary", "reason", "sentence"})
 
 
-def certificate(session: Session) -> dict[str, Any]:
+def certify(session: Session) -> dict[str, Any]:
     """What a session found, as plain data.
 
     ``ops`` has per op the hash of its schema, the cases by how they ended, and the worst error as a share of what the

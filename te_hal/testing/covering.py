@@ -69,22 +69,38 @@ def _assignment(
     chance: random.Random,
 ) -> Assignment | None:
     """A valid assignment that reaches the goal and, greedily, many others; None: none was found."""
-    fixed = dict(goal)
-    found = dict(fixed)
+    found = _base(axes, dict(goal), valid, chance)
+    if found is None:
+        return None
+    reached: Assignment = dict(goal)
     for axis in axes:
-        if axis not in fixed:
-            gains = [(_gain(found, axis, value, open_goals), chance.random(), value) for value in axes[axis]]
-            found[axis] = max(gains)[-1]
-    found = {axis: found[axis] for axis in axes}
+        if axis not in reached:
+            gains = [(_gain(reached, axis, value, open_goals), chance.random(), value) for value in axes[axis]]
+            for _, _, value in sorted(gains, reverse=True):
+                if value == found[axis] or valid({**found, axis: value}):
+                    found[axis] = value
+                    break
+            reached[axis] = found[axis]
+    return found
+
+
+def _base(
+    axes: Mapping[str, Sequence[str]], fixed: Assignment, valid: Callable[[Assignment], bool], chance: random.Random
+) -> Assignment | None:
+    """A valid assignment with these values, the others everyday ones where that will do; None: none was found."""
+    usual = {axis: values[0] for axis, values in axes.items()} | fixed
     free = [axis for axis in axes if axis not in fixed]
     for attempt in range(_TRIES):
+        found = dict(usual)
+        # One axis after the other, then several at a time.
+        changed = chance.sample(free, min(len(free), attempt // len(free))) if free else []
+        changed += [free[attempt % len(free)]] if free else []
+        for axis in changed if attempt else []:
+            found[axis] = chance.choice(axes[axis])
         if valid(found):
             return found
         if not free:
             return None
-        # First everyday values, which break few rules, then any.
-        axis = chance.choice(free)
-        found[axis] = axes[axis][0] if attempt < _TRIES // 2 else chance.choice(axes[axis])
     return None
 
 

@@ -38,6 +38,11 @@ class Expected:
     near: dict[str, Any] = field(default_factory=dict)
     source: str = "oracle"
 
+    @property
+    def sources(self) -> int:
+        """How many computations a bounded result is apart from the exact one: cpu_reference's is one itself."""
+        return 2 if self.source == REFERENCE else 1
+
 
 def expected(case: Case) -> Expected:
     """What a case is due to give: by the kit's own oracle, else by cpu_reference.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -23,8 +23,6 @@ _SIGNIFICAND = {torch.float32: (23, -126), torch.float16: (10, -14), torch.bfloa
 _ENOUGH = 256
 #: Close to the largest number it is rounding that decides between it and infinity.
 _NEARLY_INFINITE = 0.99
-#: Units in the last place that an amax or a scale_inv behind a computation may be off.
-_UNITS = 2
 #: The code that a cast gives NaN (C3).
 _NAN, _ANY_SIGN = 0x7F, 0x7F
 _SIGN, _NAN_CODES = 0x80, {"E4M3": 0x7F, "E5M2": 0x7D}
@@ -80,12 +78,13 @@ def judge(
     """
     findings: list[Finding] = []
     worst: float | None = None
+    everyday = case_values == "normal"
     for name, value in due.exact.items():
         findings += _exact(name, found.get(name), value)
     for name, value in due.near.items():
         findings += _near(name, found.get(name), value, schema.contract)
     for name, value in due.bounded.items():
-        made, error = _bounded(name, found.get(name), value, schema.contract, everyday=case_values == "normal", fp8=fp8)
+        made, error = _bounded(name, found.get(name), value, _Allowed(schema.contract, due.sources, fp8), everyday)
         findings += made
         worst = error if worst is None or (error is not None and error > worst) else worst
     return findings, worst
@@ -144,15 +143,18 @@ def _near(name: str, found: Any, due: Any, contract: Contract) -> list[Finding]:
         elif mine.label.endswith("_data"):
             findings += _codes(mine.label, a, b, share, _NAN_CODES[due.format.name])
         else:
-            apart = (
-                (a.int() - b.int()).abs()
-                if a.dtype == torch.uint8
-                else (a.view(torch.int32) - b.view(torch.int32)).abs()
-            )
-            apart = apart.masked_fill(a.isnan() & b.isnan(), 0)
-            if (apart > _UNITS).any():
-                findings.append(_difference(mine.label, a, b, apart > _UNITS))
+            off = _too_far(a, b, 2 * contract.bound[torch.float32])
+            if off.any():
+                findings.append(_difference(mine.label, a, b, off))
     return findings
+
+
+def _too_far(found: torch.Tensor, due: torch.Tensor, share: float) -> torch.Tensor:
+    """Factors and maxima behind a computation: E8M0 codes more than one apart, numbers more than both's error."""
+    if found.dtype == torch.uint8:
+        return (found.int() - due.int()).abs() > 1
+    apart = (found.double() - due.double()).abs() > share * due.double().abs()
+    return (apart | (found.isfinite() != due.isfinite())) & ~(found.isnan() & due.isnan()) & (found != due)
 
 
 def _codes(label: str, found: torch.Tensor, due: torch.Tensor, share: float, nan: int) -> list[Finding]:
@@ -181,8 +183,29 @@ def _in_order(codes: torch.Tensor) -> torch.Tensor:
     return torch.where(wide >= _SIGN, _SIGN - wide, wide)
 
 
+class _Allowed(NamedTuple):
+    """How far a bounded result may be off.
+
+    Attributes:
+        contract: the op's.
+        sources: 1 where what is due is exact; 2 where it was computed and rounded as well.
+        fp8: both operands of a product are quantized.
+    """
+
+    contract: Contract
+    sources: int
+    fp8: bool
+
+    def norm(self, dtype: torch.dtype) -> float:
+        return self.sources * self.contract.bound[dtype]
+
+    def elements(self, value: torch.Tensor, magnitude: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        in_fp32 = _fp32_error(self.contract, dtype, fp8=self.fp8) * magnitude
+        return self.sources * (_half_step(value.abs() + in_fp32, dtype) + in_fp32)
+
+
 def _bounded(
-    name: str, found: torch.Tensor | None, due: Due, contract: Contract, *, everyday: bool, fp8: bool
+    name: str, found: torch.Tensor | None, due: Due, allowed: _Allowed, everyday: bool
 ) -> tuple[list[Finding], float | None]:
     if found is None or found.shape != due.value.shape:
         shape = "missing" if found is None else f"of shape {tuple(found.shape)}"
@@ -197,12 +220,11 @@ def _bounded(
     finite = result.isfinite() & rounded.isfinite()
     value, magnitude = torch.where(finite, due.value, 0.0), torch.where(finite, due.magnitude, 0.0)
     distance = torch.where(finite, result.double() - value, 0.0).abs()
-    in_fp32 = _fp32_error(contract, result.dtype, fp8=fp8) * magnitude.nan_to_num(nan=0.0, posinf=largest)
-    over = distance > _half_step(value.abs() + in_fp32, result.dtype) + in_fp32
+    over = distance > allowed.elements(value, magnitude.nan_to_num(nan=0.0, posinf=largest), result.dtype)
     findings = [_difference(name, result, rounded, over)] if over.any() else []
     if not everyday or result.numel() < _ENOUGH or not value.norm():
         return findings, None
-    bound = contract.bound[result.dtype]
+    bound = allowed.norm(result.dtype)
     error = float(distance.norm() / value.norm()) / bound
     if error > 1:
         sentence = f"{name} is {error * bound:.2e} from the float64 result, {bound:.2e} is allowed"

@@ -90,16 +90,22 @@ def backward(given: dict[str, Any]) -> dict[str, Due]:
         return {"grad_input": Due(grad * _slope(_ACTIVATED[kind], x), grad.abs() * (1 + a) ** 2)}
     both = torch.cat([grad, grad], -1)
     if kind == "clamped_swiglu":
-        slope = _slope(lambda values: activated(values, given), x)
+        slope = _slope(lambda values: activated(values, given), x, nan_stays=False)
+        # Where a clamp took hold the gradient is 0, whatever it would be multiplied with (V3).
+        limit, (first, second) = _or(given["limit"], 7.0), x.chunk(2, -1)
+        held = torch.cat([first > limit, second.abs() > limit], -1)
+        both, slope = both.masked_fill(held, 0.0), slope.masked_fill(held, 0.0)
     else:
         first, second = x.chunk(2, -1)
         slope = torch.cat([second * _slope(_ACTIVATED[kind], first), _ACTIVATED[kind](first)], -1)
     return {"grad_input": Due(both * slope, both.abs() * torch.cat([factor * (1 + a) ** 2, (1 + a) ** 2], -1))}
 
 
-def _slope(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """Of each element's result; NaN at NaN, where torch's relu has none."""
+def _slope(
+    function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, *, nan_stays: bool = True
+) -> torch.Tensor:
+    """Of each element's result. ``nan_stays``: NaN at NaN, where torch's relu has none."""
     variable = x.detach().clone().requires_grad_()
     with torch.enable_grad():
         (slope,) = torch.autograd.grad(function(variable).sum(), variable)
-    return slope.masked_fill(x.isnan(), float("nan")) if slope.shape == function(x).shape else slope
+    return slope.masked_fill(x.isnan(), float("nan")) if nan_stays else slope
