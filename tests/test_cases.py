@@ -110,8 +110,8 @@ CASES = {
             "quantization/test_scaling_state.py::test_changing_the_recipe_object_counts_from_the_next_forward",
             "modules/test_block_recipes.py::test_a_changed_recipe_takes_effect_at_the_next_step_and_drops_cached_weights",
             "modules/test_block_recipes.py::test_the_same_object_changed_in_place_is_noticed",
-            "quantization/test_custom_recipe.py::test_another_factory_on_the_same_object_is_noticed",
-            "quantization/test_custom_recipe.py::test_a_factory_that_changes_inside_is_asked_again",
+            "quantization/test_custom_recipe_changes.py::test_another_factory_on_the_same_object_is_noticed",
+            "quantization/test_custom_recipe_changes.py::test_a_factory_that_changes_inside_is_asked_again",
         ),
     ),
     "B36": Case(
@@ -210,9 +210,9 @@ CASES = {
         "head counts that do not divide",
         (
             f"{ATTENTION}_arguments.py::test_the_constructor_refuses_what_cannot_be",
-            f"{ATTENTION}_multihead.py::test_the_constructor_refuses_what_cannot_be",
+            f"{ATTENTION}_multihead_arguments.py::test_the_constructor_refuses_what_cannot_be",
             "modules/test_transformer.py::test_head_counts_that_do_not_divide_are_refused_at_construction",
-            f"{ATTENTION}_multihead.py::test_a_constructor_argument_of_a_later_feature_is_refused_by_name",  # tp_size
+            f"{ATTENTION}_multihead_arguments.py::test_a_constructor_argument_of_a_later_feature_is_refused_by_name",  # tp_size
         ),
     ),
     "B68": Case(
