@@ -212,7 +212,8 @@ CASES = {
             f"{ATTENTION}_arguments.py::test_the_constructor_refuses_what_cannot_be",
             f"{ATTENTION}_multihead_arguments.py::test_the_constructor_refuses_what_cannot_be",
             "modules/test_transformer.py::test_head_counts_that_do_not_divide_are_refused_at_construction",
-            f"{ATTENTION}_multihead_arguments.py::test_a_constructor_argument_of_a_later_feature_is_refused_by_name",  # tp_size
+            # tp_size
+            f"{ATTENTION}_multihead_arguments.py::test_a_constructor_argument_of_a_later_feature_is_refused_by_name",
         ),
     ),
     "B68": Case(
