@@ -53,6 +53,14 @@ class PlanCache(Generic[KeyT, PlanT]):
             plan = self._plans[key] = self._make(key)
         return plan
 
+    def keys(self) -> tuple[KeyT, ...]:
+        """What the module's calls were, each once."""
+        return tuple(self._plans)
+
+    def make_unkept(self, key: KeyT) -> PlanT:
+        """A plan of its own, for whoever asks what would run; the kept ones stay as they are."""
+        return self._make(key)
+
     def clear(self) -> None:
         """Forget all plans."""
         self._plans.clear()

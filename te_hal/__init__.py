@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from te_hal._version import __version__
@@ -19,11 +20,13 @@ from te_hal.dispatch import (
 )
 
 if TYPE_CHECKING:
+    from te_hal.explaining import explain
     from te_hal.monitoring import monitor
 
 __all__ = [
     "Policy",
     "__version__",
+    "explain",
     "fallback_report",
     "get_backend",
     "get_policy",
@@ -37,11 +40,13 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    """``monitor`` stands above the modules, which ``import te_hal`` does not load."""
-    if name == "monitor":
-        from te_hal.monitoring import monitor  # noqa: PLC0415 - see above
+#: What stands above the modules, which `import te_hal` does not load, and where it is.
+_ABOVE = {"explain": "te_hal.explaining", "monitor": "te_hal.monitoring"}
 
-        return monitor
+
+def __getattr__(name: str) -> object:
+    """Load what stands above the modules when it is first asked for."""
+    if name in _ABOVE:
+        return getattr(import_module(_ABOVE[name]), name)
     msg = f"module 'te_hal' has no attribute {name!r}"
     raise AttributeError(msg)

@@ -28,8 +28,12 @@ MAY_IMPORT = {
     "optimizers": {"schema", "dispatch", "ops", "recipe", "quantization"},
     "modules": {"schema", "dispatch", "ops", "recipe", "quantization", "optimizers"},
     "monitoring": {"schema", "ops", "quantization", "modules"},
+    "explaining": {"schema", "dispatch", "quantization", "modules"},
 }
-DEVICE_NEUTRAL = ("monitoring", "modules", "optimizers", "recipe", "quantization", "schema", "dispatch", "ops")
+DEVICE_NEUTRAL = (
+    *("explaining", "monitoring"),
+    *("modules", "optimizers", "recipe", "quantization", "schema", "dispatch", "ops"),
+)
 #: Layers whose docstrings and messages name no vendor either. Modules describe arguments of Transformer Engine.
 NEUTRAL_IN_WORDS = ("optimizers", "recipe", "quantization", "schema", "dispatch", "ops")
 #: Names of a vendor's chips, which no identifier has.

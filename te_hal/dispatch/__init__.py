@@ -11,12 +11,11 @@ A backend is one object, returned by the function that its package's entry point
 from te_hal.dispatch.choice import backend_for, default_device, forced_backend, get_backend
 from te_hal.dispatch.fallback import FallbackWarning, fallback_report
 from te_hal.dispatch.inventory import BackendInfo, list_backends
+from te_hal.dispatch.observer import Binding, Observer
 from te_hal.dispatch.policy import Policy
 from te_hal.dispatch.registry import register_backend, register_composition
 from te_hal.dispatch.resolution import (
     Resolved,
-    ask_backend,
-    ask_declared,
     entry,
     kernel_under,
     parts_of,
@@ -31,20 +30,26 @@ from te_hal.dispatch.selection import (
     set_backend,
     set_policy,
     use_backend,
+    use_observer,
     use_policy,
 )
 from te_hal.dispatch.selection import current as current_selection
+from te_hal.dispatch.verdict import Runs, Verdict, ask_backend, ask_declared, verdict
 from te_hal.schema.backend import ANY_DEVICE, Backend, GemmCopies
 
 __all__ = [
     "ANY_DEVICE",
     "Backend",
     "BackendInfo",
+    "Binding",
     "FallbackWarning",
     "GemmCopies",
+    "Observer",
     "Policy",
     "Resolved",
+    "Runs",
     "Selection",
+    "Verdict",
     "ask_backend",
     "ask_declared",
     "backend_for",
@@ -67,5 +72,7 @@ __all__ = [
     "set_policy",
     "support_for",
     "use_backend",
+    "use_observer",
     "use_policy",
+    "verdict",
 ]

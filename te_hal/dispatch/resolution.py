@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from te_hal.dispatch import choice, fallback, fork, registry, selection
-from te_hal.dispatch import policy as policies
+from te_hal.dispatch import fallback, fork, registry, selection
+from te_hal.dispatch.observer import Binding
+from te_hal.dispatch.verdict import Runs, verdict
 from te_hal.schema.checks import compile_entry
-from te_hal.schema.errors import StateError, UnsupportedError
-from te_hal.schema.support import SUPPORTED, Code, Support
+from te_hal.schema.errors import UnsupportedError
+from te_hal.schema.support import SUPPORTED, Support
 from te_hal.schema.validate import describe_call
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def resolve(call: Call) -> Resolved:
         UnsupportedError: nobody asked can run the call; holds every reason.
         StateError: a device backend that was in use before this process was forked.
     """
-    return _resolve(call, selection.current())
+    return _resolve(call, selection.current(), shared=False)
 
 
 def kernel_under(selection: Selection, key: tuple[object, ...], call: Callable[[], Call]) -> Callable[..., Any]:
@@ -71,7 +72,7 @@ def kernel_under(selection: Selection, key: tuple[object, ...], call: Callable[[
     memo = selection.memo
     kernel = memo.get(key)
     if kernel is None:
-        kernel = memo[key] = _resolve(call(), selection).kernel
+        kernel = memo[key] = _resolve(call(), selection, shared=True).kernel
     return kernel
 
 
@@ -83,17 +84,10 @@ def support_for(call: Call) -> Support:
     Raises:
         BackendNotFoundError, BackendUnavailableError: no backend can be chosen for this device.
     """
-    chosen = selection.current()
-    policies.check_names(chosen.policy, chosen.policy_by)
-    first = choice.choose(chosen, call.device, call.op)
-    answer = ask_declared(first, call)
-    if answer:
-        return SUPPORTED
-    parts = parts_of(call)
-    if parts is not None:
-        return next((no for no in map(support_for, parts) if not no), SUPPORTED)
-    others = (name for name in chosen.policy.fallback if name != first.name)
-    return SUPPORTED if any(_ask_substitute(name, call)[0] is not None for name in others) else answer
+    found = verdict(call)
+    if found.runs is Runs.COMPOSITION:
+        return next((no for no in map(support_for, parts_of(call) or ()) if not no), SUPPORTED)
+    return found.answer if found.runs is Runs.NOBODY else SUPPORTED
 
 
 def parts_of(call: Call) -> tuple[Call, ...] | None:
@@ -109,84 +103,45 @@ def _on_miss(schema: OpSchema, key: tuple[object, ...] | None, arguments: dict[s
     chosen = selection.current()
     # Taken before the registry is read: what changes meanwhile brings a new memo, and this one is dropped.
     memo = chosen.memo
-    kernel = _resolve(call, chosen).kernel
+    kernel = _resolve(call, chosen, shared=True).kernel
     if key is not None:
         memo[key] = kernel
     return kernel
 
 
-def _resolve(call: Call, chosen: Selection) -> Resolved:
-    policies.check_names(chosen.policy, chosen.policy_by)
-    first = choice.choose(chosen, call.device, call.op)
-    answer = ask_declared(first, call)
-    if answer:
-        fork.note_use(first.name, call.device)
-        return Resolved(first, first.kernels[call.op])
-    refused = [(first.name, answer)]
-    composition = registry.REGISTRY.compositions.get(call.op)
-    if composition is not None:
-        return Resolved(first, composition.bind(call, lambda part: _resolve(part, chosen).kernel))
-    for name in chosen.policy.fallback:
-        if name == first.name:
-            continue
-        substitute, answer = _ask_substitute(name, call)
-        if substitute is not None:
-            fork.note_use(name, call.device)
-            fallback.announce(call.op, first.name, name, refused[0][1].sentence)
-            kernel = fallback.counted(call.op, first.name, name, substitute.kernels[call.op])
-            return Resolved(substitute, kernel)
-        refused.append((name, answer))
-    raise UnsupportedError(
-        f"{call.op} on backend {first.name}",
-        got=str(call),
-        accepted="nobody: " + "; ".join(f"{name}: {answer.sentence}" for name, answer in refused),
-        todo="change the call, choose another backend, or list one in te_hal.Policy(fallback=...)",
-    )
+def _resolve(call: Call, chosen: Selection, *, shared: bool, part: bool = False) -> Resolved:
+    """The kernel for a call, handed to the selection's observer where it has one.
 
-
-def ask_declared(backend: Backend, call: Call) -> Support:
-    """What one backend declares, on whatever machine: has it the kernel, does it say yes. For backends known usable.
-
-    Raises:
-        StateError: its ``supports`` raises, or gives something else than a Support.
+    Args:
+        call: what is to run.
+        chosen: the selection.
+        shared: the kernel is kept in a memo, and whoever makes such a call next gets it too.
+        part: the call is a part of a composed one.
     """
-    if call.op not in backend.kernels:
-        return Support.no(Code.NO_KERNEL, f"has no kernel for {call.op}")
-    try:
-        answer = backend.supports(call)
-    except (Exception, SystemExit) as error:  # somebody else's code, which can fail in any way
-        raise StateError(
-            f"backend {backend.name}: supports",
-            got=f"{type(error).__name__}: {error} for {call}",
-            accepted="an answer: supports raises nothing",
-            todo="report this to the author of the backend, whose supports must say Support.no(code, sentence) instead",
-        ) from error
-    if not isinstance(answer, Support):
-        raise StateError(
-            f"backend {backend.name}: supports",
-            got=f"{answer!r} for {call}",
-            accepted="a te_hal.schema.support.Support",
-            todo="return SUPPORTED or Support.no(code, sentence)",
+    found = _find(call, chosen, shared=shared)
+    if chosen.observer is None:
+        return found
+    return Resolved(found.backend, chosen.observer(Binding(call, found.backend, found.kernel, shared, part)))
+
+
+def _find(call: Call, chosen: Selection, *, shared: bool) -> Resolved:
+    found = verdict(call, chosen)
+    first = found.first
+    if found.runs is Runs.COMPOSITION:
+        composition = registry.REGISTRY.compositions[call.op]
+        return Resolved(
+            first, composition.bind(call, lambda part: _resolve(part, chosen, shared=shared, part=True).kernel)
         )
-    return answer
-
-
-def _ask_substitute(name: str, call: Call) -> tuple[Backend | None, Support]:
-    known = registry.tables()
-    backend = known.backends.get(name)
-    if backend is None:
-        return None, Support.no(Code.LOAD_FAILED, known.failures[name])
-    answer = ask_backend(backend, call)
-    return (backend if answer else None), answer
-
-
-def ask_backend(backend: Backend, call: Call) -> Support:
-    """What one backend answers, by itself: is it usable, does it serve the device, has it the kernel, does it say yes.
-
-    Raises:
-        StateError: its ``supports`` raises, or gives something else than a Support.
-    """
-    answer = registry.ask_usable(backend)
-    if answer and not backend.takes(call.device.type):
-        answer = Support.no(Code.DEVICE, f"does not serve {call.device.type}, only {', '.join(sorted(backend.serves))}")
-    return ask_declared(backend, call) if answer else answer
+    if found.by is None:
+        raise UnsupportedError(
+            f"{call.op} on backend {first.name}",
+            got=str(call),
+            accepted="nobody: " + "; ".join(f"{name}: {answer.sentence}" for name, answer in found.refused),
+            todo="change the call, choose another backend, or list one in te_hal.Policy(fallback=...)",
+        )
+    fork.note_use(found.by.name, call.device)
+    kernel = found.by.kernels[call.op]
+    if found.runs is Runs.FALLBACK:
+        fallback.announce(call.op, first.name, found.by.name, found.answer.sentence)
+        kernel = fallback.counted(call.op, first.name, found.by.name, kernel)
+    return Resolved(found.by, kernel)

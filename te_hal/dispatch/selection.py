@@ -15,22 +15,28 @@ from te_hal.schema.environment import ENVIRONMENT
 from te_hal.schema.errors import ArgumentTypeError, StateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
+    from te_hal.dispatch.observer import Observer
+
     Memo = dict[tuple[object, ...], Callable[..., Any]]
+    _Key = tuple[str | None, str, Policy, str, Observer | None]
 
 
 class Selection:
-    """One combination of forced backend and policy, with who set each, and the kernels found under it."""
+    """One combination of forced backend, policy and observer, with who set the first two, and the kernels found."""
 
-    __slots__ = ("__weakref__", "forced", "forced_by", "memo", "policy", "policy_by")
+    __slots__ = ("__weakref__", "forced", "forced_by", "memo", "observer", "policy", "policy_by")
 
-    def __init__(self, forced: str | None, forced_by: str, policy: Policy, policy_by: str) -> None:
+    def __init__(
+        self, forced: str | None, forced_by: str, policy: Policy, policy_by: str, observer: Observer | None = None
+    ) -> None:
         self.forced = forced
         self.forced_by = forced_by
         self.policy = policy
         self.policy_by = policy_by
+        self.observer = observer
         self.memo: Memo = {}
 
 
@@ -45,7 +51,7 @@ class _InForce:
     """
 
     def __init__(self) -> None:
-        self.known: dict[tuple[str | None, str, Policy, str], Selection] = {}
+        self.known: dict[_Key, Selection] = {}
         # Those in force somewhere among them, also where they are forgotten above.
         self.alive: weakref.WeakSet[Selection] = weakref.WeakSet()
         self.process = self.start()
@@ -55,8 +61,10 @@ class _InForce:
         policy = Policy(fallback=ENVIRONMENT.fallback)
         return self.selection(ENVIRONMENT.backend, "TE_HAL_BACKEND", policy, "TE_HAL_FALLBACK")
 
-    def selection(self, forced: str | None, forced_by: str, policy: Policy, policy_by: str) -> Selection:
-        key = (forced, forced_by, policy, policy_by)
+    def selection(
+        self, forced: str | None, forced_by: str, policy: Policy, policy_by: str, observer: Observer | None = None
+    ) -> Selection:
+        key = (forced, forced_by, policy, policy_by, observer)
         found = self.known.get(key)
         if found is not None:
             return found
@@ -68,6 +76,11 @@ class _InForce:
                 found = self.known[key] = Selection(*key)
                 self.alive.add(found)
         return found
+
+    def forget_observer(self, observer: Observer) -> None:
+        """Let go of what was bound for an observer that has seen enough."""
+        with registry.REGISTRY.lock:
+            self.known = {key: found for key, found in self.known.items() if found.observer is not observer}
 
     def renew_memos(self) -> None:
         """A new dict each: a call that is being resolved right now stores into the old one, which is dropped."""
@@ -154,6 +167,28 @@ def use_policy(policy: Policy) -> contextlib.AbstractContextManager[None]:
     return _Scope(lambda: _with_policy(policy))
 
 
+@contextlib.contextmanager
+def use_observer(observer: Observer) -> Iterator[None]:
+    """Have every kernel that is bound inside a ``with`` block pass through an observer, in this thread and task only.
+
+    Choice and fallback stay what they were; ``use_backend`` and ``use_policy`` inside the block keep the observer.
+    Plans and memos made outside the block serve outside it only, so nothing is left behind.
+
+    Args:
+        observer: gives what is bound instead of a kernel. Replaces the outer block's.
+    """
+
+    def observed() -> Selection:
+        old = current()
+        return _IN_FORCE.selection(old.forced, old.forced_by, old.policy, old.policy_by, observer)
+
+    try:
+        with _Scope(observed):
+            yield
+    finally:
+        _IN_FORCE.forget_observer(observer)
+
+
 def get_policy() -> Policy:
     """The policy in force."""
     return current().policy
@@ -194,13 +229,13 @@ class _Scope(contextlib.ContextDecorator, contextlib.AbstractContextManager[None
 def _with_backend(name: str | None) -> Selection:
     _check_backend(name, "te_hal.use_backend")
     old = current()
-    return _IN_FORCE.selection(name, "te_hal.use_backend", old.policy, old.policy_by)
+    return _IN_FORCE.selection(name, "te_hal.use_backend", old.policy, old.policy_by, old.observer)
 
 
 def _with_policy(policy: Policy) -> Selection:
     _check_policy(policy, "te_hal.use_policy")
     old = current()
-    return _IN_FORCE.selection(old.forced, old.forced_by, policy, "te_hal.use_policy")
+    return _IN_FORCE.selection(old.forced, old.forced_by, policy, "te_hal.use_policy", old.observer)
 
 
 def _check_backend(name: str | None, where: str, *, afresh: bool = False) -> None:

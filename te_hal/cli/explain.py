@@ -1,0 +1,53 @@
+"""`te-hal explain`: who would run an op, and why; without one, who runs each op."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from typing import Annotated
+
+import typer
+
+import te_hal
+from te_hal.cli.failure import wrong_input_ends
+from te_hal.explaining import OpExplanation, explain
+from te_hal.schema.catalog import SCHEMAS
+from te_hal.schema.errors import ArgumentError
+
+
+def explain_command(
+    op: Annotated[
+        str | None, typer.Argument(help="An op of docs/ops.md; without one: every op in its plainest call.")
+    ] = None,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(help="Operands and flags, name=value: a=e4m3 b=bf16 layout=dgrad input=e4m3/mxfp8."),
+    ] = None,
+    backend: Annotated[str | None, typer.Option(help='One of "te-hal backends"; default: the one in force.')] = None,
+    device: Annotated[str | None, typer.Option(help="Device of the operands; default: torch's default device.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+) -> None:
+    """Say which backend and which kernel would run an op, and why each other backend would not. Nothing is launched."""
+    with wrong_input_ends(), nullcontext() if backend is None else te_hal.use_backend(backend):
+        if op is not None:
+            found = [explain(op, device=device, **_pairs(arguments or []))]
+        else:
+            found = [explain(name, device=device) for name in SCHEMAS]
+    if as_json:
+        rows = [each.as_dict() for each in found]
+        print(json.dumps(rows if op is None else rows[0], indent=1))
+    else:
+        print(found[0] if op is not None else _table(found))
+
+
+def _pairs(arguments: list[str]) -> dict[str, str]:
+    pairs = dict(text.partition("=")[::2] for text in arguments)
+    for name, value in pairs.items():
+        if not value:
+            raise ArgumentError("te-hal explain", got=repr(name), accepted="name=value", todo="write a=bf16")
+    return pairs
+
+
+def _table(found: list[OpExplanation]) -> str:
+    width = max(len(each.call.op) for each in found)
+    return "\n".join(f"{each.call.op:<{width}}  {each.in_short()}" for each in found)
