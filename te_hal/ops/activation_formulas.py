@@ -30,13 +30,12 @@ class Formula(NamedTuple):
 
 
 def _gelu(x: torch.Tensor) -> torch.Tensor:
-    """``x * (0.5 + 0.5 * tanh(inner))``, in place: on a CPU a new tensor costs as much as the arithmetic."""
-    inner = (x * x).mul_(_SQRT_2_OVER_PI * _GELU_CUBIC).add_(_SQRT_2_OVER_PI).mul_(x)
-    return inner.tanh_().mul_(0.5).add_(0.5).mul_(x)
+    inner = x * (_SQRT_2_OVER_PI + _SQRT_2_OVER_PI * _GELU_CUBIC * (x * x))
+    return x * (0.5 + 0.5 * torch.tanh(inner))
 
 
 def _gelu_slope(x: torch.Tensor) -> torch.Tensor:
-    """``0.5 * x * ((1 - tanh * tanh) * inner_slope) + 0.5 * (1 + tanh)``."""
+    """``0.5 * x * ((1 - tanh * tanh) * inner_slope) + 0.5 * (1 + tanh)``, in place: new tensors cost as much again."""
     x = x.clamp(-_GELU_SATURATED, _GELU_SATURATED)
     square = x * x
     tanh = (_GELU_CUBIC * square).add_(1.0).mul_(_SQRT_2_OVER_PI * x).tanh_()
