@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,14 +39,20 @@ def takes(a: Kind, b: Kind, dtype: torch.dtype | None) -> bool:
 
 @functools.cache
 def _module() -> Any:  # noqa: ANN401 - a module that need not be there
-    """The module of matrix products in mate; None where it is not installed, or does not load."""
+    """The module of matrix products in mate; None where it is not installed, or (said once) does not load."""
     if importlib.util.find_spec("mate") is None:
         return None
     try:
         module = importlib.import_module("mate.gemm")
-    except (ImportError, OSError, RuntimeError):
-        return None
-    return module if hasattr(module, "gemm_fp8_nt_groupwise") else None
+    except (ImportError, OSError, RuntimeError) as error:
+        return _without(f"does not load ({type(error).__name__}: {error})")
+    if hasattr(module, "gemm_fp8_nt_groupwise"):
+        return module
+    return _without("has no gemm_fp8_nt_groupwise in mate.gemm")
+
+
+def _without(why: str) -> None:
+    warnings.warn(f"mate is installed but {why}: FP8 products with block scales run without it", stacklevel=3)
 
 
 def _fits(factors: BlockFactors, result: Result) -> bool:

@@ -143,7 +143,8 @@ def apply_rotary_pos_emb(
         t: ``[s, b, h, d]`` or ``[b, s, h, d]`` by ``tensor_format``.
         freqs: ``[s2, 1, 1, rotated]``, s2 >= s, rotated <= d and even; channels beyond pass through. No gradient.
         tensor_format: ``"sbhd"`` or ``"bshd"``.
-        start_positions: ``[b]``, ints: the row of ``freqs`` at which each sequence starts; None: 0.
+        start_positions: ``[b]``, ints from 0 to s2 - s: the row of ``freqs`` at which each sequence starts; None: 0.
+            On an accelerator the values are checked by torch's index_select alone.
         interleaved: which channels are a pair.
         fused: accepted, for callers written for Transformer Engine: both values give what its fused kernel computes.
         cu_seqlens: of packed sequences, a later feature: refused by name.
@@ -250,19 +251,24 @@ def _angles(
     if start_positions is None:
         chosen = freqs[:sequence]
     else:
-        _check_starts(where, start_positions, batch)
+        _check_starts(where, start_positions, batch, last=freqs.shape[0] - sequence)
         positions = start_positions.to(freqs.device) + torch.arange(sequence, device=freqs.device).unsqueeze(1)
-        chosen = freqs[:, 0][positions]  # [s, b, 1, rotated]; a position beyond the table is torch's IndexError
+        # Unlike an index in brackets this takes no negative position for one from the end.
+        chosen = freqs[:, 0].index_select(0, positions.reshape(-1)).view(sequence, batch, 1, rotated)
     return chosen if tensor_format == "sbhd" else chosen.transpose(0, 1)
 
 
-def _check_starts(where: str, starts: object, batch: int) -> None:
+def _check_starts(where: str, starts: object, batch: int, *, last: int) -> None:
+    """The values too where they can be read without waiting for a device."""
     if isinstance(starts, torch.Tensor) and starts.shape == (batch,) and starts.dtype in (torch.int32, torch.int64):
-        return
-    got = f"{starts.dtype} {tuple(starts.shape)}" if isinstance(starts, torch.Tensor) else repr(starts)
+        if starts.device.type != "cpu" or batch == 0 or (int(starts.min()) >= 0 and int(starts.max()) <= last):
+            return
+        got = f"positions from {int(starts.min())} to {int(starts.max())}"
+    else:
+        got = f"{starts.dtype} {tuple(starts.shape)}" if isinstance(starts, torch.Tensor) else repr(starts)
     raise ArgumentError(
         f"{where}: start_positions",
         got=got,
-        accepted=f"an int32 or int64 tensor [{batch}], a position for each sequence",
-        todo="correct it, or leave it out",
+        accepted=f"an int32 or int64 tensor [{batch}], a position from 0 to {last} for each sequence",
+        todo="correct it, leave it out, or make freqs longer",
     )

@@ -154,6 +154,8 @@ BAD = {
     "thd": ({"tensor_format": "thd"}, NotImplementedError, "packed sequences are not built yet"),
     "packed": ({"cu_seqlens": torch.zeros(2)}, NotImplementedError, r"cu_seqlens: got a tensor \(2,\); .*packing"),
     "parallel": ({"cp_size": 2}, NotImplementedError, "cp_size: got 2; .*context parallelism"),
+    "starts_below": ({"start_positions": torch.tensor([0, -1])}, ValueError, r"positions from -1 to 0; .* from 0 to "),
+    "starts_beyond": ({"start_positions": torch.tensor([99, 0])}, ValueError, r"positions from 0 to 99"),
     "starts": ({"start_positions": torch.zeros(3)}, ValueError, r"start_positions: got torch\.float32 \(3,\)"),
     "flag": ({"interleaved": 1}, ValueError, "interleaved: got 1"),
 }
