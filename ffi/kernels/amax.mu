@@ -85,7 +85,6 @@ inline int32_t amax(uintptr_t input, int32_t input_dtype, int64_t count, uintptr
                                .status();
     if (status != TE_HAL_OK) return status;
     const bool accumulate = (flags & TE_HAL_FLAG_ACCUMULATE) != 0;
-    if (count == 0 && accumulate) return TE_HAL_OK;
     const int32_t first = launch_amax_of_elements(input, input_dtype, count, workspace, amax, accumulate, stream);
     const int64_t blocks = amax_blocks(input_dtype, count);
     if (first != TE_HAL_OK || blocks == 1) return first;

@@ -78,7 +78,12 @@ TE_DEVICE float weight_of(float score, float largest) {
 // NaN for all that is visible: a NaN or an infinity is among it (X3).
 template <class Shape, class Reader>
 TE_DEVICE void write_undefined(const SoftmaxForward<Reader>& softmax, const QueryView& query) {
-    QueryScores<RowShape<Shape::kLanes, 0>, Reader> again(softmax, query);
+    using InMemory = RowShape<Shape::kLanes, 0>;
+    const float zeros[8] = {};
+    each_octet<InMemory>(softmax.keys, [&](int, int64_t key, int64_t left) {
+        if (!query.range.meets(key)) softmax.output.write(query.start + key, zeros, left);
+    });
+    QueryScores<InMemory, Reader> again(softmax, query);
     again.template each<true>(softmax, query, [&](int64_t key, int64_t left, float(&scores)[8]) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {

@@ -7,10 +7,22 @@ import pytest
 from te_hal.ffi.devices import HOST
 from te_hal.ffi.native import Native
 from te_hal.schema.catalog import SCHEMAS
-from te_hal.testing import Status, Subject, cases, describe, run_case
+from te_hal.testing import Case, Status, Subject, cases, describe, run_case
 from te_hal.testing.session import conformance
 
 BACKENDS = pytest.mark.parametrize("backend", ["cpu_reference", "musa_emulator"])
+#: Cases that found something, each in one of these backends.
+ONCE_WRONG = (
+    "update_delayed_scale:shape=8x8,values=zeros,reduced_amax=fp32,memory=strided",
+    "dequantize:shape=3x5x7,input=e4m3.mxfp8.row,memory=far",
+    "dequantize:shape=1,input=e4m3.block_1x128.both,out_dtype=fp32,memory=strided",
+    "quantize:shape=3x5x7,out=given,memory=turned",
+    "softmax_fwd:shape=2x5x257,values=inf,input=fp16,scale=0.125",
+    "softmax_fwd:values=inf,input=fp32,causal=top_left,window=5:-1",
+    "amax:shape=0x16,values=nan,out=fp32",
+    "layernorm_quantize:values=equal,scale=fp32,amax=fp32,zero_centered_gamma=true",
+    "layernorm_quantize:shape=1x1,values=outlier,zero_centered_gamma=true",
+)
 
 
 def skip_without_library(backend: str) -> None:
@@ -25,6 +37,14 @@ def test_an_own_backend_passes_the_quick_tier(backend, op):
     tested = Subject(backend).prepare()
     outcomes = [run_case(tested, case) for case in cases(op, quick=True)]
     assert [(o.case, [str(f) for f in o.findings]) for o in outcomes if o.status is Status.FAILED] == []
+
+
+@BACKENDS
+@pytest.mark.parametrize("case", ONCE_WRONG)
+def test_what_was_wrong_once_is_right(backend, case):
+    skip_without_library(backend)
+    outcome = run_case(Subject(backend).prepare(), Case.of(case))
+    assert outcome.findings == ()
 
 
 @pytest.mark.slow
