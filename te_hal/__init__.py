@@ -22,6 +22,7 @@ from te_hal.dispatch import (
 if TYPE_CHECKING:
     from te_hal.explaining import explain
     from te_hal.monitoring import monitor
+    from te_hal.shadowing import shadow
 
 __all__ = [
     "Policy",
@@ -35,13 +36,14 @@ __all__ = [
     "reset",
     "set_backend",
     "set_policy",
+    "shadow",
     "use_backend",
     "use_policy",
 ]
 
 
 #: What stands above the modules, which `import te_hal` does not load, and where it is.
-_ABOVE = {"explain": "te_hal.explaining", "monitor": "te_hal.monitoring"}
+_ABOVE = {"explain": "te_hal.explaining", "monitor": "te_hal.monitoring", "shadow": "te_hal.shadowing"}
 
 
 def __getattr__(name: str) -> object:

@@ -29,9 +29,10 @@ MAY_IMPORT = {
     "modules": {"schema", "dispatch", "ops", "recipe", "quantization", "optimizers"},
     "monitoring": {"schema", "ops", "quantization", "modules"},
     "explaining": {"schema", "dispatch", "quantization", "modules"},
+    "shadowing": {"schema", "dispatch", "modules", "testing"},
 }
 DEVICE_NEUTRAL = (
-    *("explaining", "monitoring"),
+    *("explaining", "monitoring", "shadowing"),
     *("modules", "optimizers", "recipe", "quantization", "schema", "dispatch", "ops"),
 )
 #: Layers whose docstrings and messages name no vendor either. Modules describe arguments of Transformer Engine.

@@ -13,6 +13,7 @@ from te_hal.cli.compare import compare
 from te_hal.cli.conformance import conformance_command
 from te_hal.cli.explain import explain_command
 from te_hal.cli.inspect import inspect
+from te_hal.cli.replay import replay_command
 from te_hal.cli.selftest import selftest
 
 app = typer.Typer(
@@ -46,3 +47,4 @@ app.command()(selftest)
 app.command()(inspect)
 app.command("conformance")(conformance_command)
 app.command("explain")(explain_command)
+app.command("replay")(replay_command)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+import te_hal
 from te_hal.cli import compare_options as option
 from te_hal.cli.config import MODELS, check_count
 from te_hal.cli.failure import wrong_input_ends
@@ -34,6 +35,8 @@ def compare(
     resume: option.Resume = False,
     checkpoint_every: option.CheckpointEvery = 100,
     stop_after: option.StopAfter = None,
+    shadow: option.Shadow = False,
+    shadow_sample: option.ShadowSample = 1.0,
 ) -> None:
     """Train a byte-level model in BF16 and in FP8 from the same start on the same data, and compare.
 
@@ -45,5 +48,6 @@ def compare(
         check_count("--checkpoint-every", checkpoint_every)
         check_count("--stop-after", 1 if stop_after is None else stop_after)
         board = None if tensorboard is None else open_tensorboard(tensorboard)
-        session = Session(config, backend=backend, data=data, out=out, resume=resume, board=board)
+        beside = te_hal.shadow(sample=shadow_sample, folder=out) if shadow else None
+        session = Session(config, backend=backend, data=data, out=out, resume=resume, board=board, shadow=beside)
     raise typer.Exit(session.run(save_every=checkpoint_every, stop_after=stop_after))

@@ -39,6 +39,10 @@ Data = Annotated[Path | None, typer.Option(help="Text file; default: Python's do
 Out = Annotated[Path, typer.Option(help="Folder for the JSON, PNG and checkpoint.")]
 TensorBoard = Annotated[Path | None, typer.Option(help="Folder to write the same to for TensorBoard.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")]
+Shadow = Annotated[
+    bool, typer.Option("--shadow", help="Have ops run on cpu_reference too; the first that differs goes into --out.")
+]
+ShadowSample = Annotated[float, typer.Option(help="With --shadow: share of the op calls.")]
 CheckpointEvery = Annotated[int, typer.Option(help="Steps between checkpoints.")]
 StopAfter = Annotated[int | None, typer.Option(help="Save and stop after so many steps of this call.")]
 

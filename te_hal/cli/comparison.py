@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from te_hal.cli.progress import Reporter
     from te_hal.cli.results import Memory
     from te_hal.cli.text import Text
+    from te_hal.shadowing import Shadow
 
 
 class Comparison:
@@ -105,7 +106,7 @@ class Comparison:
         for name in self._names_left():
             self._memory[name] = measure_memory(precision(name), self._config, self._text, self._place.device)
 
-    def train(self, reporter: Reporter, stop: StopRequest, save_every: int) -> None:
+    def train(self, reporter: Reporter, stop: StopRequest, save_every: int, shadow: Shadow | None = None) -> None:
         """Do the steps that are left, or those until `stop` says so; then save.
 
         Signals are listened to from the first step of a run to its last checkpoint. While a model is made there is no
@@ -118,6 +119,7 @@ class Comparison:
             reporter: is told of each step.
             stop: told of each step, and asked after it.
             save_every: steps between two checkpoints of a run.
+            shadow: is told of each step.
         """
         for name in self._names_left():
             run = self._run = self._run or self._new_run(name)
@@ -127,13 +129,17 @@ class Comparison:
             with stop.listening(), warnings.catch_warnings():
                 # The report says it.
                 warnings.simplefilter("ignore", NonFiniteWarning)
-                self._train_run(run, reporter, stop, save_every)
+                self._train_run(run, reporter, stop, save_every, shadow)
             if stop:
                 return
 
-    def _train_run(self, run: Run, reporter: Reporter, stop: StopRequest, save_every: int) -> None:
+    def _train_run(
+        self, run: Run, reporter: Reporter, stop: StopRequest, save_every: int, shadow: Shadow | None
+    ) -> None:
         while not run.result.finished:
             run.step()
+            if shadow is not None:
+                shadow.step()
             if run.evaluation_is_due:
                 run.evaluate()
             reporter.step(run.result)

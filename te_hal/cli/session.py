@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import typer
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from te_hal.cli.config import CompareConfig
     from te_hal.cli.tensorboard import Board
+    from te_hal.shadowing import Shadow
 
 
 class Session:
@@ -39,6 +41,7 @@ class Session:
         out: folder to write to.
         resume: go on from the checkpoint there.
         board: takes the results for TensorBoard, or None.
+        shadow: runs beside the training, or None.
 
     Raises:
         ArgumentError, BackendNotFoundError, BackendUnavailableError, CheckpointError: see the message.
@@ -53,8 +56,9 @@ class Session:
         out: Path,
         resume: bool,
         board: Board | None = None,
+        shadow: Shadow | None = None,
     ) -> None:
-        self._config, self._board = config, board
+        self._config, self._board, self._shadow = config, board, shadow
         self._place = find_place(backend)
         check_size(config, self._place.device)
         self._text = load_text(data, config.sequence)
@@ -73,7 +77,7 @@ class Session:
             stop_after: steps of this call, or None for all.
 
         Returns:
-            The exit code: 0, 128 plus the signal that ended it, or 1 if a step failed.
+            The exit code: 0, 128 plus the signal that ended it, or 1 if a step failed or left a contract.
 
         Raises:
             typer.Exit: nothing was trained, or a file could not be written.
@@ -92,6 +96,9 @@ class Session:
         )
         print_report(console, summary)
         self._write_files(console, summary)
+        if self._shadow is not None:
+            console.print(self._shadow.report(), highlight=False, markup=False, soft_wrap=True)
+            exit_code = exit_code or (FAILED if self._shadow.difference else 0)
         if not comparison.finished:
             where = f"goes on after {comparison.saved_after}" if comparison.saved_after else "has nothing to go on from"
             console.print(f"not finished; the same command with --resume {where}", highlight=False)
@@ -108,7 +115,8 @@ class Session:
             with self._place.in_force():
                 with wrong_input_ends():
                     self._comparison.measure()
-                self._comparison.train(reporter, stop, save_every)
+                with self._shadow or nullcontext():
+                    self._comparison.train(reporter, stop, save_every, self._shadow)
         except typer.Exit:
             raise
         except STEP_FAILURES as error:

@@ -40,19 +40,23 @@ def entry(schema: OpSchema) -> Callable[..., Any]:
     return compile_entry(schema, selection.current_memo, _on_miss)
 
 
-def resolve(call: Call) -> Resolved:
+def resolve(call: Call, under: Selection | None = None) -> Resolved:
     """Choose the kernel for a call under the selection in force. Nothing is launched, nothing remembered.
 
     First the backend of the policy's ``per_op`` entry, else the forced one, else the one that claims the
     device; where it has no kernel or says no, the op's composition, if it is an optional op; then the policy's
     fallbacks that serve the device, in order.
 
+    Args:
+        call: described, not made.
+        under: another selection than the one in force.
+
     Raises:
         BackendNotFoundError, BackendUnavailableError: no backend can be chosen for this device.
         UnsupportedError: nobody asked can run the call; holds every reason.
         StateError: a device backend that was in use before this process was forked.
     """
-    return _resolve(call, selection.current(), shared=False)
+    return _resolve(call, under or selection.current(), shared=False)
 
 
 def kernel_under(selection: Selection, key: tuple[object, ...], call: Callable[[], Call]) -> Callable[..., Any]:

@@ -168,14 +168,15 @@ def use_policy(policy: Policy) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def use_observer(observer: Observer) -> Iterator[None]:
+def use_observer(observer: Observer | None) -> Iterator[None]:
     """Have every kernel that is bound inside a ``with`` block pass through an observer, in this thread and task only.
 
     Choice and fallback stay what they were; ``use_backend`` and ``use_policy`` inside the block keep the observer.
     Plans and memos made outside the block serve outside it only, so nothing is left behind.
 
     Args:
-        observer: gives what is bound instead of a kernel. Replaces the outer block's.
+        observer: gives what is bound instead of a kernel; replaces the outer block's. None: what is bound inside is not
+            observed.
     """
 
     def observed() -> Selection:
@@ -186,7 +187,8 @@ def use_observer(observer: Observer) -> Iterator[None]:
         with _Scope(observed):
             yield
     finally:
-        _IN_FORCE.forget_observer(observer)
+        if observer is not None:
+            _IN_FORCE.forget_observer(observer)
 
 
 def get_policy() -> Policy:

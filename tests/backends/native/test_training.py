@@ -1,4 +1,4 @@
-"""Training: every cast, amax, scale and history equals that of cpu_reference for the same inputs, step after step."""
+"""Training: every op keeps its contract beside cpu_reference for the same inputs, step after step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from held_backend import Held
 
 import te_hal
 import te_hal.modules as te
@@ -55,17 +54,18 @@ def train(backend: str, device: str, chosen: recipe.Recipe) -> tuple[list[float]
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_cast_of_ten_steps_equals_the_reference(name: str, native: NativeBackend) -> None:
-    held = Held(native)
-    losses, model = train("held", native.device, RECIPES[name])
-    # Of two layers: input and weight, and the gradient, whose cast takes the bias's along where the library has both.
-    casts = held.calls["quantize_current" if name == "current" else "quantize"]
-    assert casts + held.calls["bias_grad_quantize"] == 6 * STEPS
-    if RECIPES[name].float8_per_tensor_scaling():
-        assert held.calls["bias_grad_quantize"] == 2 * STEPS
+def test_every_op_of_ten_steps_keeps_its_contract(name: str, native: NativeBackend, tmp_path) -> None:
+    with te_hal.shadow(native.name, on_difference="raise", folder=tmp_path) as held:
+        losses, model = train(native.name, native.device, RECIPES[name])
+    calls = {op: count.compared for op, count in held.cost.ops.items()}
+    # Of two layers: input and weight, and the gradient, whose cast takes the bias's along; with scales per block the
+    # library has no kernel for both, and the cast that the composition calls counts too.
+    composed = not RECIPES[name].float8_per_tensor_scaling()
+    assert calls["bias_grad_quantize"] == 2 * STEPS
+    assert calls["quantize_current" if name == "current" else "quantize"] == (6 if composed else 4) * STEPS
     # One in each direction, for both layers together.
     keeps_state = RECIPES[name].delayed()
-    assert held.calls["update_delayed_scales"] == (2 * STEPS if keeps_state else 0)
+    assert calls.get("update_delayed_scales", 0) == (2 * STEPS if keeps_state else 0)
     reference_losses, reference = train("cpu_reference", "cpu", RECIPES[name])
     for found, expected in zip(losses, reference_losses, strict=True):
         # Products are summed in another order, which casts of later layers and steps enlarge.
@@ -80,14 +80,16 @@ def test_every_cast_of_ten_steps_equals_the_reference(name: str, native: NativeB
 @pytest.mark.parametrize(
     "arguments", [{}, {"normalization": "RMSNorm", "activation": "swiglu"}], ids=["gelu", "swiglu"]
 )
-def test_every_cast_of_a_transformer_layer_equals_the_reference(arguments, name: str, native: NativeBackend) -> None:
-    held, steps = Held(native), 3
+def test_every_op_of_a_transformer_layer_keeps_its_contract(
+    arguments, name: str, native: NativeBackend, tmp_path
+) -> None:
+    steps = 3
     torch.manual_seed(0)
     layer = te.TransformerLayer(
         *(64, 96, 4), hidden_dropout=0.0, attention_dropout=0.0, params_dtype=torch.bfloat16, **arguments
     ).to(native.device)
     generator = torch.Generator().manual_seed(1)
-    with te_hal.use_backend("held"):
+    with te_hal.shadow(native.name, on_difference="raise", folder=tmp_path) as held:
         for _ in range(steps):
             x = torch.randn(8, 2, 64, generator=generator).to(native.device, torch.bfloat16).requires_grad_()
             with te.autocast(recipe=RECIPES[name]):
@@ -100,4 +102,4 @@ def test_every_cast_of_a_transformer_layer_equals_the_reference(arguments, name:
     expected["quantize_current" if name == "current" else "quantize"] = 7
     if name == "delayed":
         expected["activation_bwd_quantize"] = 1
-    assert {op: count // steps for op, count in held.calls.items() if op in expected} == expected
+    assert {op: count.compared // steps for op, count in held.cost.ops.items() if op in expected} == expected
