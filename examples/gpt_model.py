@@ -19,7 +19,12 @@ VOCABULARY = 96
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of model and training; the defaults are for an accelerator."""
+    """Of model and training; the defaults are for an accelerator.
+
+    With ``as_recorded`` layers get ``[b, s, h]`` where they read ``[s, b, h]``: each position attends to the sequences
+    before it in the batch, not to the positions before it. The recorded curves behave so (their losses stay at what one
+    number alone tells about the next); it is what handing them a batch as it comes does.
+    """
 
     width: int = 768
     heads: int = 12
@@ -29,6 +34,7 @@ class Sizes:
     batch: int = 16
     steps: int = 60
     learning_rate: float = 3e-4
+    as_recorded: bool = False
 
 
 FULL = Sizes()
@@ -101,6 +107,7 @@ class Gpt(nn.Module):
         device = next(layers[0].parameters()).device  # a te module is made on the device of the backend in force
         self.token = nn.Embedding(VOCABULARY, sizes.width, device=device, dtype=dtype)
         self.position = nn.Embedding(sizes.sequence, sizes.width, device=device, dtype=dtype)
+        self.as_recorded = sizes.as_recorded
         self.norm = nn.LayerNorm(sizes.width, device=device)
         self.head = nn.Linear(sizes.width, VOCABULARY, device=device)
         self.layers = nn.ModuleList(PlainLayer(layer, sizes) if plain else layer for layer in layers)
@@ -113,10 +120,12 @@ class Gpt(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """``[b, s]`` int64 to ``[b, s, VOCABULARY]`` fp32."""
         hidden = self.token(tokens) + self.position.weight[: tokens.shape[1]]
-        hidden = hidden.transpose(0, 1).contiguous()  # te modules read [s, b, h]
+        if not self.as_recorded:
+            hidden = hidden.transpose(0, 1).contiguous()  # te modules read [s, b, h]
         for layer in self.layers:
             hidden = layer(hidden)
-        return self.head(self.norm(hidden.float())).transpose(0, 1)
+        logits = self.head(self.norm(hidden.float()))
+        return logits if self.as_recorded else logits.transpose(0, 1)
 
 
 def main() -> None:
