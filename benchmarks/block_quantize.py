@@ -2,7 +2,8 @@
 
     python benchmarks/block_quantize.py [--rows 4096] [--columns 4096] [--rounds 15] [--threads 2]
 
-Goal at 4096x4096 bf16, rowwise and columnwise: 1x128, 128x128 and MXFP8 at most 4 x the time of one scale per tensor.
+Goal at 4096x4096 bf16, rowwise and columnwise: 1x128, 128x128 and MXFP8 at most 4 x the time of one scale per tensor,
+NVFP4 with Hadamard's transform at most 12 x.
 Blocks along rows and along columns give two sets of codes, so that torch's conversion to E4M3, which is most of the
 time of either, runs twice; square blocks give one.
 """
@@ -19,14 +20,14 @@ import environment_line
 import torch
 
 from te_hal import ops
-from te_hal.schema.formats import E4M3
+from te_hal.schema.formats import E2M1, E4M3
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     Contestants = dict[str, Callable[[], object]]
 
-_GOAL = 4.0
+_GOAL, _GOAL_NVFP4 = 4.0, 12.0
 _BASE = "per tensor, given scale"
 
 
@@ -34,6 +35,7 @@ def contestants(x: torch.Tensor) -> Contestants:
     """What is timed, by name; the first is what the others are compared with."""
     cast = functools.partial(ops.quantize, x, dtype=E4M3.dtype, columnwise=True)
     one = torch.ones(1)
+    nvfp4 = functools.partial(ops.quantize, x, dtype=E2M1.dtype, columnwise=True)
     filled = cast(mode="block_1x128")
     return {
         _BASE: functools.partial(cast, one),
@@ -44,6 +46,10 @@ def contestants(x: torch.Tensor) -> Contestants:
         "128x128": functools.partial(cast, mode="block_128x128"),
         "MXFP8, transposed": functools.partial(cast, mode="mxfp8"),
         "MXFP8, same order": functools.partial(cast, mode="mxfp8", columnwise_order="same"),
+        "NVFP4": functools.partial(nvfp4, mode="nvfp4"),
+        "NVFP4, Hadamard": functools.partial(nvfp4, mode="nvfp4_hadamard"),
+        "NVFP4, 16x16": functools.partial(nvfp4, mode="nvfp4_16x16"),
+        "NVFP4, Hadamard, by chance": functools.partial(nvfp4, mode="nvfp4_hadamard", rounding_seed=1),
         "1x128, dequantize": lambda: ops.dequantize(filled),
     }
 
@@ -76,8 +82,8 @@ def main() -> None:
     run_in_turn(timed, 2)
     results = run_in_turn(timed, options.rounds)
     median_base, least_base = results[_BASE]
-    print(f"{options.rows}x{options.columns} bf16 to E4M3, both copies; median and least of {options.rounds},")
-    print(f"beside one scale per tensor (goal: at most {_GOAL:g} x):")
+    print(f"{options.rows}x{options.columns} bf16, both copies; median and least of {options.rounds},")
+    print(f"beside one scale per tensor (goals: at most {_GOAL:g} x, NVFP4 with Hadamard {_GOAL_NVFP4:g} x):")
     for name, (median, least) in results.items():
         ratios = f"{median / median_base:5.2f} x {least / least_base:5.2f} x"
         print(f"  {name:26s} {median:8.2f} ms {least:8.2f} ms   {ratios}")

@@ -30,6 +30,8 @@ RECIPES: dict[str, recipe.Recipe | None] = {
     "Float8BlockScaling()": recipe.Float8BlockScaling(),
     "Float8BlockScaling(use_f32_scales=True)": recipe.Float8BlockScaling(use_f32_scales=True),
     "MXFP8BlockScaling()": recipe.MXFP8BlockScaling(),
+    "NVFP4BlockScaling()": recipe.NVFP4BlockScaling(),
+    "NVFP4BlockScaling(disable_rht)": recipe.NVFP4BlockScaling(disable_rht=True),
     "MTFP8BlockScaling()": recipe.MTFP8BlockScaling(),
     "MTFP8BlockScaling(E4M3)": recipe.MTFP8BlockScaling(fp8_format=E4M3),
 }

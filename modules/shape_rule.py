@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 
 from te_hal.schema.errors import ArgumentError
 from te_hal.schema.formats import ScalingMode
+from te_hal.schema.nvfp4_layout import NVFP4_MODES
 
 if TYPE_CHECKING:
     from te_hal.quantization.operand_formats import Formats
 
 LEADING_MULTIPLE = 8
 LAST_MULTIPLE = 16
+
+#: NVFP4 takes whole blocks in both directions, as MXFP8 does.
+NVFP4_MULTIPLE = 16
 
 #: MXFP8 takes whole blocks in both directions, as in Transformer Engine.
 MXFP8_MULTIPLE = 32
@@ -31,7 +35,7 @@ def check_fp8_shape(
         module: module class and name, for the message.
         role: the operand: "input", "weight", ...
         shape: the operand's shape. The product of its leading sizes must divide by 8, its last size by 16; both by 32
-            where an operand of its product becomes MXFP8.
+            where an operand of its product becomes MXFP8, both by 16 where one becomes NVFP4.
         formats: what the operands of its product become.
         names: how the message calls the two sizes.
 
@@ -42,6 +46,8 @@ def check_fp8_shape(
     of_leading, of_last = LEADING_MULTIPLE, LAST_MULTIPLE
     if any(of is not None and of.mode is ScalingMode.MXFP8 for of in formats):
         of_leading = of_last = MXFP8_MULTIPLE
+    elif any(of is not None and of.mode in NVFP4_MODES for of in formats):
+        of_leading = NVFP4_MULTIPLE
     if leading % of_leading:
         raise _error(module, role, shape, f"{names[0]}, {leading}", of_leading, -(-leading // of_leading) * of_leading)
     if last % of_last:

@@ -11,11 +11,11 @@ from te_hal.schema.catalog import SCHEMAS
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "numerics.md").read_text()
-WRITTEN = re.findall(r"^\*\*([A-Z]\d+)\.\*\*", PAGE, re.MULTILINE)
+WRITTEN = re.findall(r"^\*\*([A-Z]+\d+)\.\*\*", PAGE, re.MULTILINE)
 SOURCES = sorted(
     path for folder in ("te_hal", "backends", "modules", "benchmarks") for path in (ROOT / folder).rglob("*.py")
 )
-MENTION = re.compile(r"numerics\.md, (?:rules? )?([A-Z]\d)(?:(?:-| to | and )([A-Z]\d))?")
+MENTION = re.compile(r"numerics\.md, (?:rules? )?([A-Z]+\d)(?:(?:-| to | and )([A-Z]+\d))?")
 
 
 def test_no_rule_is_numbered_twice() -> None:

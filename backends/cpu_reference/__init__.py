@@ -11,6 +11,7 @@ kernel's docstring gives the rule it follows and what is peculiar to it.
     cast           quantize, dequantize
     encode, decode values to codes and back
     block_cast     quantize, dequantize with a scale per block; block_scale, blocks: how scales are found and applied
+    nvfp4_cast, nvfp4_values   the same in NVFP4; fp4_codes, hadamard, philox: what they are made of
     gemm, norm, softmax
     capability     what can be done
 """

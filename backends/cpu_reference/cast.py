@@ -1,4 +1,4 @@
-"""quantize and dequantize in plain torch (docs/numerics.md, rules C1-C6); with a scale per block: block_cast."""
+"""quantize and dequantize in plain torch (docs/numerics.md, rules C1-C6); scales per block: block_cast, nvfp4_cast."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from te_hal.backends.cpu_reference.block_cast import dequantize_blocks, quantize
 from te_hal.backends.cpu_reference.chunks import as_rows, row_spans
 from te_hal.backends.cpu_reference.decode import decode
 from te_hal.backends.cpu_reference.encode import encode
+from te_hal.backends.cpu_reference.nvfp4_cast import quantize_nvfp4
+from te_hal.backends.cpu_reference.nvfp4_values import dequantize_nvfp4
 from te_hal.schema.errors import ArgumentError
-from te_hal.schema.formats import ColumnwiseOrder, ScalingMode, element_format
+from te_hal.schema.formats import ColumnwiseOrder, ScalingMode, code_format
+from te_hal.schema.nvfp4_layout import NVFP4_MODES
 from te_hal.schema.storage import QuantizedStorage, StorageKind
 
 
@@ -27,19 +30,21 @@ def quantize(
     columnwise_order: ColumnwiseOrder = ColumnwiseOrder.TRANSPOSED,
     amax_epsilon: float = 0.0,
     power_of_2: bool = False,
+    rounding_seed: int | None = None,
 ) -> QuantizedStorage:
     """``round(clamp(float(input) * scale))``, the amax of the same values recorded on the way (C1-C4, A1).
 
-    Both copies share one ``scale_inv`` (C5). In the other modes each block finds its own scale (B1 to B3, M1, M2).
+    Both copies share one ``scale_inv`` (C5). In the other modes each block finds its own scale (B1 to B3, M1, M2; NV1
+    to NV6).
     """
     if out is None:
-        kind = StorageKind.of(
-            element_format(dtype), mode, rowwise=rowwise, columnwise=columnwise, order=columnwise_order
-        )
+        kind = StorageKind.of(code_format(dtype), mode, rowwise=rowwise, columnwise=columnwise, order=columnwise_order)
         out = QuantizedStorage.empty(kind, tuple(input.shape), input.dtype, input.device)
     dense = all(tensor is None or tensor.is_contiguous() for tensor in out.tensors())
     target = out if dense else QuantizedStorage.empty(out.kind, out.shape, out.dtype, out.device)
-    if out.mode is not ScalingMode.TENSOR:
+    if out.mode in NVFP4_MODES:
+        quantize_nvfp4(input, target, rounding_seed)
+    elif out.mode is not ScalingMode.TENSOR:
         quantize_blocks(input, target, epsilon=amax_epsilon, power_of_2=power_of_2)
     else:
         _quantize_tensor(input, scale, amax, target)
@@ -98,10 +103,12 @@ def _copies(out: QuantizedStorage, shape: torch.Size) -> tuple[list[torch.Tensor
 
 
 def dequantize(input: QuantizedStorage, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-    """``decode(code) * scale_inv`` in fp32, rounded once to the result's dtype (C6, B4, M3).
+    """``decode(code) * scale_inv`` in fp32, rounded once to the result's dtype (C6, B4, M3, NV7).
 
     The rowwise copy is read, else the columnwise one.
     """
+    if input.mode in NVFP4_MODES:
+        return dequantize_nvfp4(input, out_dtype or input.dtype)
     if input.mode is not ScalingMode.TENSOR:
         return dequantize_blocks(input, out_dtype or input.dtype)
     codes, scale_inv, transposed = input.copy_to_read()

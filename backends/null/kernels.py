@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from te_hal.schema.catalog import SCHEMAS
-from te_hal.schema.formats import ScalingMode, element_format
+from te_hal.schema.formats import ScalingMode, code_format
 from te_hal.schema.op import REQUIRED, OpSchema, Output
 from te_hal.schema.shapes import dtype_source, shape_source
 from te_hal.schema.storage import QuantizedStorage, StorageKind
@@ -79,7 +79,7 @@ def _empty(schema: OpSchema, output: Output, variant: object, index: int) -> str
 def _kind(
     dtype: torch.dtype, mode: ScalingMode, rowwise: bool, columnwise: bool, order: ColumnwiseOrder
 ) -> StorageKind:
-    return StorageKind.of(element_format(dtype), mode, rowwise=rowwise, columnwise=columnwise, order=order)
+    return StorageKind.of(code_format(dtype), mode, rowwise=rowwise, columnwise=columnwise, order=order)
 
 
 KERNELS: dict[str, Callable[..., Any]] = {name: _kernel(schema) for name, schema in SCHEMAS.items()}

@@ -35,6 +35,7 @@ def quantize(
     columnwise_order: ColumnwiseOrder = ColumnwiseOrder.TRANSPOSED,
     amax_epsilon: float = 0.0,
     power_of_2: bool = False,
+    rounding_seed: int | None = None,  # noqa: ARG001 - NVFP4's, whose modes are refused
 ) -> QuantizedStorage:
     """te_hal.ops.quantize. With per-tensor scaling both copies share one ``scale_inv``."""
     if scale is None:

@@ -36,6 +36,7 @@ def activation_quantize(
     columnwise_order: ColumnwiseOrder = ColumnwiseOrder.TRANSPOSED,
     amax_epsilon: float = 0.0,
     power_of_2: bool = False,
+    rounding_seed: int | None = None,  # noqa: ARG001 - NVFP4's, whose modes are refused
 ) -> QuantizedStorage:
     """te_hal.ops.activation_quantize for per-tensor scaling."""
     values, kind = contiguous(input), codes.ACTIVATION_KINDS[activation]
@@ -86,6 +87,7 @@ def activation_bwd_quantize(
     columnwise_order: ColumnwiseOrder = ColumnwiseOrder.TRANSPOSED,
     amax_epsilon: float = 0.0,
     power_of_2: bool = False,
+    rounding_seed: int | None = None,  # noqa: ARG001 - NVFP4's, whose modes are refused
 ) -> tuple[QuantizedStorage, torch.Tensor | None]:
     """te_hal.ops.activation_bwd_quantize for per-tensor scaling."""
     grad, values, kind = contiguous(grad_output), contiguous(input), codes.ACTIVATION_KINDS[activation]

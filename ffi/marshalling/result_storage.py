@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from te_hal.schema.formats import ColumnwiseOrder, ScalingMode, element_format
+from te_hal.schema.formats import ColumnwiseOrder, ScalingMode, code_format
 from te_hal.schema.storage import QuantizedStorage, StorageKind
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def kind_of(
     dtype: torch.dtype, mode: ScalingMode, rowwise: bool, columnwise: bool, order: ColumnwiseOrder
 ) -> StorageKind:
     """The kind that an op's flags name, as words or as members of their enums."""
-    fmt, mode, order = element_format(dtype), ScalingMode(mode), ColumnwiseOrder(order)
+    fmt, mode, order = code_format(dtype), ScalingMode(mode), ColumnwiseOrder(order)
     return StorageKind.of(fmt, mode, rowwise=rowwise, columnwise=columnwise, order=order)
 
 

@@ -57,7 +57,7 @@ def configuration(given: dict[str, Any]) -> CompareConfig:
         given: the arguments of the command, by name.
 
     Raises:
-        ArgumentError, NotBuiltError: as CompareConfig.
+        ArgumentError: as CompareConfig.
     """
     recipes = None if given["recipe"] is None else split_names(given["recipe"])
     fields = {name: given[name] for name in _FIELDS}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from te_hal.cli.precision import DEFAULT_RECIPES, RECIPES
-from te_hal.modules.shape_rule import LAST_MULTIPLE, LEADING_MULTIPLE, MXFP8_MULTIPLE
-from te_hal.schema.errors import ArgumentError, NotBuiltError
+from te_hal.modules.shape_rule import LAST_MULTIPLE, LEADING_MULTIPLE, MXFP8_MULTIPLE, NVFP4_MULTIPLE
+from te_hal.schema.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,7 +22,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "mlp": {"steps": 400, "width": 256, "layers": 2, "heads": 0, "sequence": 64, "batch": 1024, "lr": 3e-3},
 }
 MODELS = tuple(DEFAULTS)
-_LATER_RECIPES = {"nvfp4": "docs/parity.md lists the recipes that are here"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,6 @@ class CompareConfig:
 
     Raises:
         ArgumentError: a value is out of range.
-        NotBuiltError: a recipe that is not built yet.
     """
 
     model: str
@@ -64,9 +62,9 @@ class CompareConfig:
     sample: int
 
     def __post_init__(self) -> None:
-        _check_choice("--model", self.model, MODELS, {})
+        _check_choice("--model", self.model, MODELS)
         for recipe in self.recipes or ("",):
-            _check_choice("--recipe", recipe, tuple(RECIPES), _LATER_RECIPES)
+            _check_choice("--recipe", recipe, tuple(RECIPES))
         check_count("--steps", self.steps)
         mxfp8 = "mxfp8" in self.recipes
         check_count("--width", self.width, multiple=MXFP8_MULTIPLE if mxfp8 else LAST_MULTIPLE)
@@ -108,7 +106,9 @@ class CompareConfig:
     @property
     def rows(self) -> int:
         """Of activations: what their number is a multiple of (te_hal.modules.shape_rule)."""
-        return MXFP8_MULTIPLE if "mxfp8" in self.recipes else LEADING_MULTIPLE
+        if "mxfp8" in self.recipes:
+            return MXFP8_MULTIPLE
+        return NVFP4_MULTIPLE if "nvfp4" in self.recipes else LEADING_MULTIPLE
 
     @property
     def tokens(self) -> int:
@@ -120,9 +120,9 @@ def configure(model: str = MODELS[0], **given: Any) -> CompareConfig:  # noqa: A
     """The configuration with these options, and the model's defaults for those that are None or left out.
 
     Raises:
-        ArgumentError, NotBuiltError: as CompareConfig.
+        ArgumentError: as CompareConfig.
     """
-    _check_choice("--model", model, MODELS, {})
+    _check_choice("--model", model, MODELS)
     shared = {"recipes": DEFAULT_RECIPES, "seed": 0, "fp32": False, "from_bf16": False, "sample": 120}
     chosen = {name: value for name, value in given.items() if value is not None}
     return CompareConfig(**{"model": model, **shared, **DEFAULTS[model], **chosen})
@@ -143,7 +143,7 @@ def check_start(start: str | None) -> bool:
         ArgumentError: anything but "bf16".
     """
     if start is not None:
-        _check_choice("--from", start, ("bf16",), {})
+        _check_choice("--from", start, ("bf16",))
     return start is not None
 
 
@@ -170,10 +170,8 @@ def split_names(values: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name))
 
 
-def _check_choice(option: str, value: str, choices: tuple[str, ...], later: dict[str, str]) -> None:
+def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
     where = f"te-hal compare: {option}"
     accepted = ", ".join(choices)
-    if value in later:
-        raise NotBuiltError(where, got=f"{value!r}, which is not built yet", accepted=accepted, todo=later[value])
     if value not in choices:
         raise ArgumentError(where, got=repr(value), accepted=accepted, todo="choose one of these")

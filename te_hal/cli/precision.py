@@ -15,6 +15,7 @@ from te_hal.recipe import (
     Float8CurrentScaling,
     MTFP8BlockScaling,
     MXFP8BlockScaling,
+    NVFP4BlockScaling,
 )
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "current": Float8CurrentScaling,
     "block": Float8BlockScaling,
     "mxfp8": MXFP8BlockScaling,
+    "nvfp4": NVFP4BlockScaling,
     "mtfp8": MTFP8BlockScaling,
 }
 #: Those that a comparison is made of when it is told nothing.

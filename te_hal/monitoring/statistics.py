@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from te_hal.ops import dequantize
-from te_hal.schema.formats import ColumnwiseOrder
+from te_hal.schema.formats import E2M1, ColumnwiseOrder
+from te_hal.schema.nvfp4_layout import unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 #: ``x * scale`` and the scale itself are rounded to fp32; a value that only this puts beyond the format's largest one
 #: does not count as clipped.
 _ROUNDING = 1 + 2.0**-22
-_MAGNITUDE = 0x7F
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def of_quantized(quantizer: Quantizer, tensor: torch.Tensor | None, storage: Qua
         storage: the codes.
     """
     data, scale_inv = _codes(storage)
-    magnitudes = data & _MAGNITUDE
+    magnitudes = data & _magnitude(storage.format)
     zeros = (magnitudes == 0).sum()
     scale = _scale(quantizer, scale_inv)
     if tensor is None:
@@ -81,9 +81,11 @@ def of_quantized(quantizer: Quantizer, tensor: torch.Tensor | None, storage: Qua
 def _beyond(values: torch.Tensor, storage: QuantizedStorage) -> torch.Tensor:
     """Where a magnitude is larger than what its block's largest code stands for."""
     codes, _ = _codes(storage)
-    largest = (codes & _MAGNITUDE) == _largest_code(storage.format)
+    largest = (codes & _magnitude(storage.format)) == _largest_code(storage.format)
     if storage.rowwise_data is None and storage.columnwise_order is ColumnwiseOrder.TRANSPOSED:
         largest = largest.movedim(0, -1)
+        # Packed codes keep but one of the leading dimensions.
+        largest = largest.reshape(storage.shape)
     return largest & (values > dequantize(storage, out_dtype=torch.float32).abs() * _ROUNDING)
 
 
@@ -124,9 +126,12 @@ def combine(parts: Sequence[Statistics]) -> Statistics:
 
 def _codes(storage: QuantizedStorage) -> tuple[torch.Tensor, torch.Tensor]:
     """The codes of one copy, which hold the same values whichever it is, and the factors back."""
+    codes, scale_inv = storage.columnwise_data, storage.columnwise_scale_inv
     if storage.rowwise_data is not None and storage.rowwise_scale_inv is not None:
-        return storage.rowwise_data, storage.rowwise_scale_inv
-    return storage.columnwise_data, storage.columnwise_scale_inv  # type: ignore[return-value] # one copy is there
+        codes, scale_inv = storage.rowwise_data, storage.rowwise_scale_inv
+    if storage.format is E2M1:
+        codes = unpack(codes)  # type: ignore[arg-type] # one copy is there
+    return codes, scale_inv  # type: ignore[return-value] # one copy is there
 
 
 def _scale(quantizer: Quantizer, scale_inv: torch.Tensor) -> torch.Tensor | None:
@@ -150,6 +155,13 @@ def _amax_of_codes(
     return decoded * scale_inv.reshape(())
 
 
+def _magnitude(fmt: ElementFormat) -> int:
+    """All bits of a code but its sign."""
+    return 0x07 if fmt is E2M1 else 0x7F
+
+
 @functools.cache
 def _largest_code(fmt: ElementFormat) -> int:
+    if fmt is E2M1:
+        return _magnitude(fmt)
     return int(torch.tensor(fmt.max).to(fmt.dtype).view(torch.uint8).item())

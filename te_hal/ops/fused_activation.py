@@ -33,6 +33,7 @@ def activation_quantize(
     columnwise_order: ColumnwiseOrder = ColumnwiseOrder.TRANSPOSED,
     amax_epsilon: float = 0.0,
     power_of_2: bool = False,
+    rounding_seed: int | None = None,
 ) -> QuantizedStorage:
     """activation_fwd and the cast of its result; without ``scale`` that is rounded first, its amax taken before (F2).
 
@@ -51,6 +52,7 @@ def activation_quantize(
         columnwise_order: memory order of the columnwise copy.
         amax_epsilon: without ``scale``: floor of amax, from 0 to fp32's largest.
         power_of_2: without ``scale``: round scales down to powers of two.
+        rounding_seed: as in te_hal.ops.quantize.
 
     Returns:
         A storage ``[..., F]`` of nominal dtype that of ``input``.
@@ -74,6 +76,7 @@ def activation_quantize(
         columnwise_order,
         amax_epsilon,
         power_of_2,
+        rounding_seed,
     )
     result: QuantizedStorage = kernel(
         input,
@@ -90,6 +93,7 @@ def activation_quantize(
         columnwise_order=columnwise_order,
         amax_epsilon=amax_epsilon,
         power_of_2=power_of_2,
+        rounding_seed=rounding_seed,
     )
     return result
 
@@ -112,6 +116,7 @@ def activation_bwd_quantize(
     columnwise_order: ColumnwiseOrder = ColumnwiseOrder.TRANSPOSED,
     amax_epsilon: float = 0.0,
     power_of_2: bool = False,
+    rounding_seed: int | None = None,
 ) -> tuple[QuantizedStorage, torch.Tensor | None]:
     """activation_bwd, the cast of its result and, where asked for, that result's sum over rows (F3).
 
@@ -132,6 +137,7 @@ def activation_bwd_quantize(
         columnwise_order: memory order of the columnwise copy.
         amax_epsilon: without ``scale``: floor of amax, from 0 to fp32's largest.
         power_of_2: without ``scale``: round scales down to powers of two.
+        rounding_seed: as in te_hal.ops.quantize.
 
     Returns:
         A storage of input's shape and nominal dtype; the bias gradient, ``[F]`` or ``[2F]`` in input's dtype, or None.
@@ -157,6 +163,7 @@ def activation_bwd_quantize(
         columnwise_order,
         amax_epsilon,
         power_of_2,
+        rounding_seed,
     )
     result: tuple[QuantizedStorage, torch.Tensor | None] = kernel(
         grad_output,
@@ -175,5 +182,6 @@ def activation_bwd_quantize(
         columnwise_order=columnwise_order,
         amax_epsilon=amax_epsilon,
         power_of_2=power_of_2,
+        rounding_seed=rounding_seed,
     )
     return result

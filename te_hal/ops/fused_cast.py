@@ -73,6 +73,7 @@ def bias_grad_quantize(
     columnwise_order: ColumnwiseOrder = ColumnwiseOrder.TRANSPOSED,
     amax_epsilon: float = 0.0,
     power_of_2: bool = False,
+    rounding_seed: int | None = None,
 ) -> tuple[QuantizedStorage, torch.Tensor]:
     """bias_grad and the cast of one gradient, which is read once where the backend can (G5, C1 to C5).
 
@@ -87,6 +88,7 @@ def bias_grad_quantize(
         columnwise_order: memory order of the columnwise copy.
         amax_epsilon: without ``scale``: floor of amax, from 0 to fp32's largest.
         power_of_2: without ``scale``: round scales down to powers of two.
+        rounding_seed: as in te_hal.ops.quantize.
 
     Returns:
         A storage ``[M, N]``; the sum over rows, ``[N]`` in grad_output's dtype.
@@ -96,7 +98,17 @@ def bias_grad_quantize(
         UnsupportedError: the backend in force, and every fallback the policy lists, lacks this combination.
     """
     kernel = _enter_bias_grad_quantize(
-        grad_output, scale, amax, dtype, mode, rowwise, columnwise, columnwise_order, amax_epsilon, power_of_2
+        grad_output,
+        scale,
+        amax,
+        dtype,
+        mode,
+        rowwise,
+        columnwise,
+        columnwise_order,
+        amax_epsilon,
+        power_of_2,
+        rounding_seed,
     )
     result: tuple[QuantizedStorage, torch.Tensor] = kernel(
         grad_output,
@@ -109,5 +121,6 @@ def bias_grad_quantize(
         columnwise_order=columnwise_order,
         amax_epsilon=amax_epsilon,
         power_of_2=power_of_2,
+        rounding_seed=rounding_seed,
     )
     return result

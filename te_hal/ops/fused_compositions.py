@@ -186,18 +186,20 @@ def _cast(
     elif settings.mode == ScalingMode.TENSOR:
         storage = parts.quantize_current(values, **settings.copies, **own)
     else:
-        storage = parts.quantize(values, mode=settings.mode, **settings.copies, **own)
+        seed = settings.rounding_seed
+        storage = parts.quantize(values, mode=settings.mode, **settings.copies, **own, rounding_seed=seed)
     return storage if storage.dtype is dtype else storage.with_tensors(storage.tensors(), dtype)
 
 
 class _Settings:
-    """The settings of a cast, apart: which copies, which mode, and what shapes a scale of its own."""
+    """The settings of a cast, apart: which copies, which mode, what shapes a scale of its own, and how to round."""
 
     def __init__(self, cast: dict[str, Any]) -> None:
         self.copies = dict(cast)
         self.mode = self.copies.pop("mode", ScalingMode.TENSOR)
         self.amax_epsilon: float = self.copies.pop("amax_epsilon", 0.0)
         self.power_of_2: bool = self.copies.pop("power_of_2", False)
+        self.rounding_seed: int | None = self.copies.pop("rounding_seed", None)
 
 
 register_composition("quantize_current", _quantize_current, quantize_parts)

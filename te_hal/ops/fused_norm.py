@@ -33,6 +33,7 @@ def layernorm_quantize(
     columnwise_order: ColumnwiseOrder = ColumnwiseOrder.TRANSPOSED,
     amax_epsilon: float = 0.0,
     power_of_2: bool = False,
+    rounding_seed: int | None = None,
 ) -> tuple[QuantizedStorage, torch.Tensor, torch.Tensor]:
     """layernorm_fwd and the cast of its result, which is rounded to input's dtype first unless ``scale`` is given (F1).
 
@@ -51,6 +52,7 @@ def layernorm_quantize(
         columnwise_order: memory order of the columnwise copy.
         amax_epsilon: without ``scale``: floor of amax, from 0 to fp32's largest.
         power_of_2: without ``scale``: round scales down to powers of two.
+        rounding_seed: as in te_hal.ops.quantize.
 
     Returns:
         A storage ``[..., H]`` of nominal dtype that of ``input``; mean and rstd of each row, fp32, shape ``[...]``.
@@ -74,6 +76,7 @@ def layernorm_quantize(
         columnwise_order,
         amax_epsilon,
         power_of_2,
+        rounding_seed,
     )
     result: tuple[QuantizedStorage, torch.Tensor, torch.Tensor] = kernel(
         input,
@@ -90,6 +93,7 @@ def layernorm_quantize(
         columnwise_order=columnwise_order,
         amax_epsilon=amax_epsilon,
         power_of_2=power_of_2,
+        rounding_seed=rounding_seed,
     )
     return result
 
@@ -109,6 +113,7 @@ def rmsnorm_quantize(
     columnwise_order: ColumnwiseOrder = ColumnwiseOrder.TRANSPOSED,
     amax_epsilon: float = 0.0,
     power_of_2: bool = False,
+    rounding_seed: int | None = None,
 ) -> tuple[QuantizedStorage, torch.Tensor]:
     """rmsnorm_fwd and the cast of its result, which is rounded to input's dtype first unless ``scale`` is given (F1).
 
@@ -126,6 +131,7 @@ def rmsnorm_quantize(
         columnwise_order: memory order of the columnwise copy.
         amax_epsilon: without ``scale``: floor of amax, from 0 to fp32's largest.
         power_of_2: without ``scale``: round scales down to powers of two.
+        rounding_seed: as in te_hal.ops.quantize.
 
     Returns:
         A storage ``[..., H]`` of nominal dtype that of ``input``; rstd of each row, fp32, shape ``[...]``.
@@ -148,6 +154,7 @@ def rmsnorm_quantize(
         columnwise_order,
         amax_epsilon,
         power_of_2,
+        rounding_seed,
     )
     result: tuple[QuantizedStorage, torch.Tensor] = kernel(
         input,
@@ -163,5 +170,6 @@ def rmsnorm_quantize(
         columnwise_order=columnwise_order,
         amax_epsilon=amax_epsilon,
         power_of_2=power_of_2,
+        rounding_seed=rounding_seed,
     )
     return result

@@ -18,6 +18,8 @@ from te_hal.quantization.current_scaling_quantizer import Float8CurrentScalingQu
 from te_hal.quantization.float8_quantizer import Float8Quantizer
 from te_hal.quantization.float8_tensor import Float8Tensor
 from te_hal.quantization.model_init import fp8_model_init, quantized_model_init
+from te_hal.quantization.nvfp4_quantizer import NVFP4Quantizer
+from te_hal.quantization.nvfp4_tensor import NVFP4Tensor
 from te_hal.quantization.quantized_tensor import QuantizedTensor
 from te_hal.quantization.quantizer import Quantizer
 from te_hal.quantization.quantizer_request import DelayedScalingRequest, QuantizerRequest
@@ -38,6 +40,8 @@ __all__ = [
     "MTFP8Tensor",
     "MXFP8Quantizer",
     "MXFP8Tensor",
+    "NVFP4Quantizer",
+    "NVFP4Tensor",
     "QuantizedStorage",
     "QuantizedTensor",
     "Quantizer",

@@ -15,6 +15,7 @@ from te_hal.recipe import (
     Float8CurrentScaling,
     MTFP8BlockScaling,
     MXFP8BlockScaling,
+    NVFP4BlockScaling,
 )
 from te_hal.schema.errors import BackendNotFoundError, BackendUnavailableError
 from te_hal.schema.support import Code, Support
@@ -77,8 +78,8 @@ def is_mtfp8_block_scaling_available(return_reason: bool = False) -> Answer:
 
 
 def is_nvfp4_available(return_reason: bool = False) -> Answer:
-    """No: NVFP4BlockScaling is not built. See :func:`is_fp8_available`."""
-    return _shaped(Support.no(Code.MODE, "NVFP4BlockScaling is not built yet on any backend"), return_reason)
+    """Whether the backend in force runs NVFP4BlockScaling. See :func:`is_fp8_available`."""
+    return _shaped(_answer(NVFP4BlockScaling()), return_reason)
 
 
 def is_bf16_available(return_reason: bool = False) -> Answer:

@@ -13,7 +13,7 @@ from te_hal.schema.formats import FLOAT32_MAX, ColumnwiseOrder, ScalingMode
 if TYPE_CHECKING:
     import torch
 
-    from te_hal.schema.formats import DType
+    from te_hal.schema.formats import DType, ElementFormat
     from te_hal.schema.storage import QuantizedStorage
 
 _DIMS = {1: ScalingMode.BLOCK_1X128, 2: ScalingMode.BLOCK_128X128}
@@ -24,7 +24,7 @@ class BlockQuantizer(Quantizer):
     """What quantizers with a scale per block share.
 
     Args:
-        fp8_dtype: ``torch.float8_e4m3fn``, ``torch.float8_e5m2`` or a ``te.DType``.
+        fp8_dtype: ``torch.float8_e4m3fn``, ``torch.float8_e5m2``, a ``te.DType`` or an element format.
         mode: which elements share a scale.
         rowwise, columnwise: which copies to make.
         settings: what else the op ``quantize`` takes.
@@ -32,7 +32,7 @@ class BlockQuantizer(Quantizer):
 
     def __init__(
         self,
-        fp8_dtype: torch.dtype | DType,
+        fp8_dtype: torch.dtype | DType | ElementFormat,
         mode: ScalingMode,
         *,
         rowwise: bool,
@@ -42,6 +42,10 @@ class BlockQuantizer(Quantizer):
         super().__init__(fp8_dtype, rowwise=rowwise, columnwise=columnwise)
         self.mode = mode
         self._settings = settings or {}
+
+    def settings(self) -> dict[str, Any]:
+        """What else the op takes, asked before each cast."""
+        return self._settings
 
     def quantize_storage(
         self,
@@ -61,7 +65,7 @@ class BlockQuantizer(Quantizer):
             rowwise=rowwise,
             columnwise=columnwise,
             columnwise_order=self._order_of(out),
-            **self._settings,
+            **self.settings(),
         )
         self.tell_observer(storage, tensor)
         return storage
@@ -74,7 +78,7 @@ class BlockQuantizer(Quantizer):
             "rowwise": rowwise,
             "columnwise": columnwise,
             "columnwise_order": self.columnwise_order,
-            **self._settings,
+            **self.settings(),
         }
 
     def calibrate(self, tensor: torch.Tensor) -> None:

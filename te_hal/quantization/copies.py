@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from te_hal.schema.block_scales import SQUARE_MODES, block_copy
 from te_hal.schema.errors import UnsupportedError
 from te_hal.schema.formats import ColumnwiseOrder, ScalingMode
+from te_hal.schema.nvfp4_layout import BLOCK, pack, set_tensor_amax, tensor_amax, unpack
 from te_hal.schema.storage import QuantizedStorage, StorageKind
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def with_copies(
 ) -> QuantizedStorage:
     """A storage that has the wanted copies: kept where present, else rearranged from the other copy.
 
-    With one scale per tensor or per 128x128 block both copies hold the same codes, so rearranging is exact.
+    With one scale per tensor or per square block both copies hold the same codes, so rearranging is exact.
 
     Raises:
         UnsupportedError: a scaling mode whose copies have codes and scales of their own.
@@ -31,6 +32,8 @@ def with_copies(
         return storage
     if storage.mode not in _SAME_CODES:
         raise _underivable(storage, rowwise=rowwise, columnwise=columnwise, order=order)
+    if storage.mode is ScalingMode.NVFP4_16X16:
+        return _both_nvfp4_copies(storage)
     codes, scale_inv, transposed = storage.copy_to_read()
     row = codes.movedim(0, -1).contiguous() if transposed else codes
     makes_column = columnwise and not has_column
@@ -45,6 +48,25 @@ def with_copies(
     return QuantizedStorage.of_kind(
         kind, storage.shape, storage.dtype, storage.device, (row, scales[0], column, scales[1])
     )
+
+
+def _both_nvfp4_copies(storage: QuantizedStorage) -> QuantizedStorage:
+    """Both copies of NVFP4 data with 16x16 squares, one of which is there: packed codes have to be taken apart."""
+    there = storage.kind.rowwise
+    kind = StorageKind.of(storage.format, storage.mode, rowwise=True, columnwise=True, order=storage.kind.order)
+    made = QuantizedStorage.empty(kind, storage.shape, storage.dtype, storage.device)
+    given, missing = block_copy(storage, rowwise=there), block_copy(made, rowwise=not there)
+    turned = unpack(given.codes.flatten(0, -2)).t()
+    missing.codes.copy_(pack(turned).view(missing.codes.shape))
+    if there:
+        missing.grid.copy_(given.grid[::BLOCK].repeat_interleave(BLOCK, 1))
+    else:
+        missing.grid.copy_(given.grid[:, ::BLOCK].repeat_interleave(BLOCK, 0))
+    held, new = storage.tensors(), made.tensors()
+    buffers = (*held[:2], *new[2:]) if there else (*new[:2], *held[2:])
+    from_, to = (buffers[1], buffers[3]) if there else (buffers[3], buffers[1])
+    set_tensor_amax(to, tensor_amax(from_))  # type: ignore[arg-type] # both are there
+    return QuantizedStorage.of_kind(kind, storage.shape, storage.dtype, storage.device, buffers)
 
 
 def _block_scales(storage: QuantizedStorage, kind: StorageKind) -> tuple[torch.Tensor | None, torch.Tensor | None]:

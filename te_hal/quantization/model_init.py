@@ -12,6 +12,7 @@ from te_hal.recipe import (
     Float8CurrentScaling,
     MTFP8BlockScaling,
     MXFP8BlockScaling,
+    NVFP4BlockScaling,
     Recipe,
 )
 from te_hal.schema.errors import ArgumentTypeError, StateError, UnsupportedError
@@ -20,7 +21,14 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-_STORED = (DelayedScaling, Float8CurrentScaling, Float8BlockScaling, MXFP8BlockScaling, MTFP8BlockScaling)
+_STORED = (
+    DelayedScaling,
+    Float8CurrentScaling,
+    Float8BlockScaling,
+    MXFP8BlockScaling,
+    MTFP8BlockScaling,
+    NVFP4BlockScaling,
+)
 
 
 class ModelInit(NamedTuple):
@@ -58,7 +66,7 @@ class quantized_model_init:  # noqa: N801 - Transformer Engine's spelling
 
     Args:
         enabled: whether to.
-        recipe: any that quantizes weights to 8 bits; None: DelayedScaling with its defaults.
+        recipe: any that quantizes weights; None: DelayedScaling with its defaults.
         preserve_high_precision_init_val: keep the initial value, unquantized and on the CPU: each weight gets
             ``get_high_precision_init_val()`` (None once cleared) and ``clear_high_precision_init_val()``.
 

@@ -13,7 +13,7 @@ import te_hal.ops
 from te_hal.quantization.quantized_tensor import QuantizedTensor, wrap
 from te_hal.quantization.quantizer_arguments import check_nominal, check_plain, check_usage, is_set
 from te_hal.quantization.straight_through import quantize_straight_through
-from te_hal.schema.block_scales import order_of
+from te_hal.schema.block_scales import fill_with_ones, order_of
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
 from te_hal.schema.formats import ColumnwiseOrder, DType, ElementFormat, ScalingMode, element_format
 from te_hal.schema.storage import QuantizedStorage, StorageKind
@@ -33,9 +33,6 @@ class CastKernels(Protocol):
         """See te_hal.ops.quantize_current."""
         ...
 
-
-#: What scale_inv 1 is written as: in fp32, and as an E8M0 code.
-_ONE = {torch.float32: 1, torch.uint8: 127}
 
 #: The ops as CastKernels: checked, and dispatched at every call.
 OPS: Any = te_hal.ops
@@ -63,7 +60,7 @@ class Quantizer(abc.ABC):
     quantizes = True
     observer: QuantizeObserver | None = None
 
-    def __init__(self, fp8_dtype: torch.dtype | DType, *, rowwise: bool, columnwise: bool) -> None:
+    def __init__(self, fp8_dtype: torch.dtype | DType | ElementFormat, *, rowwise: bool, columnwise: bool) -> None:
         self.format: ElementFormat = element_format(fp8_dtype, type(self).__name__)
         self.rowwise_usage = rowwise
         self.columnwise_usage = columnwise
@@ -247,7 +244,7 @@ class Quantizer(abc.ABC):
         storage = QuantizedStorage.empty(kind, tuple(shape), dtype, device, allocate)
         for scale_inv in (storage.rowwise_scale_inv, storage.columnwise_scale_inv):
             if scale_inv is not None:
-                scale_inv.fill_(_ONE[scale_inv.dtype])
+                fill_with_ones(scale_inv, self.mode)
         return wrap(storage, quantizer=self, requires_grad=requires_grad)
 
     def set_usage(self, *, rowwise: bool | None = None, columnwise: bool | None = None) -> None:

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING
 from te_hal.quantization.quantizer_request import DelayedScalingRequest
 from te_hal.quantization.recipe_quantizers import make_quantizer
 from te_hal.quantization.unquantized import IdentityQuantizer
-from te_hal.recipe import Float8BlockScaling, Float8CurrentScaling, MTFP8BlockScaling, MXFP8BlockScaling
+from te_hal.recipe import (
+    Float8BlockScaling,
+    Float8CurrentScaling,
+    MTFP8BlockScaling,
+    MXFP8BlockScaling,
+    NVFP4BlockScaling,
+)
 
 if TYPE_CHECKING:
     from te_hal.quantization.quantizer import Quantizer
@@ -51,6 +57,11 @@ def mxfp8_factory(role: QuantizerRole | None) -> Quantizer:
 def mtfp8_block_scaling_factory(role: QuantizerRole | None) -> Quantizer:
     """MTFP8BlockScaling."""
     return _of(MTFP8BlockScaling(), role)
+
+
+def nvfp4_factory(role: QuantizerRole | None) -> Quantizer:
+    """NVFP4BlockScaling."""
+    return _of(NVFP4BlockScaling(), role)
 
 
 def _of(recipe: Recipe, role: QuantizerRole | None) -> Quantizer:

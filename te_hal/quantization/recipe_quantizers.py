@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 from te_hal.quantization.block_quantizers import Float8BlockQuantizer, MTFP8Quantizer, MXFP8Quantizer
 from te_hal.quantization.current_scaling_quantizer import Float8CurrentScalingQuantizer
-from te_hal.recipe import Float8BlockScaling, Float8CurrentScaling, MTFP8BlockScaling, MXFP8BlockScaling
+from te_hal.quantization.nvfp4_quantizer import NVFP4Quantizer
+from te_hal.recipe import (
+    Float8BlockScaling,
+    Float8CurrentScaling,
+    MTFP8BlockScaling,
+    MXFP8BlockScaling,
+    NVFP4BlockScaling,
+)
 from te_hal.recipe.role_settings import qparams_of
 from te_hal.schema.formats import ScalingMode
 
@@ -15,7 +22,7 @@ if TYPE_CHECKING:
     from te_hal.recipe import Recipe
 
 #: The recipes whose quantizers follow from their fields alone.
-STATELESS = (Float8CurrentScaling, Float8BlockScaling, MXFP8BlockScaling, MTFP8BlockScaling)
+STATELESS = (Float8CurrentScaling, Float8BlockScaling, MXFP8BlockScaling, MTFP8BlockScaling, NVFP4BlockScaling)
 
 
 def make_quantizer(recipe: Recipe, role: str) -> Quantizer:
@@ -25,6 +32,14 @@ def make_quantizer(recipe: Recipe, role: str) -> Quantizer:
         recipe: one of STATELESS, or of a class derived from one.
         role: "input", "weight", "output", "grad_output" or "grad_input".
     """
+    if isinstance(recipe, NVFP4BlockScaling):
+        fp4 = recipe.qparams_of(role)
+        return NVFP4Quantizer(
+            with_rht=fp4.random_hadamard_transform,
+            with_post_rht_amax=fp4.random_hadamard_transform,
+            with_2d_quantization=fp4.fp4_2d_quantization,
+            stochastic_rounding=fp4.stochastic_rounding,
+        )
     dtype, mode = recipe.element_format(forward=not role.startswith("grad")).dtype, recipe.mode_of(role)
     if mode is ScalingMode.MXFP8:
         squares = role == "weight" and getattr(recipe, "enable_2d_quantization", False)

@@ -26,6 +26,7 @@ _ALWAYS_CHECKED = {
     FlagType.FLOAT: ("type({0}) is not float", "check_number"),
     FlagType.FLOATS: ("True", "check_numbers"),
     FlagType.OPTIONAL_FLOAT: ("{0} is not None and type({0}) is not float", "check_number"),
+    FlagType.OPTIONAL_INT: ("{0} is not None and type({0}) is not int", "check_integer"),
     FlagType.INT: ("type({0}) is not int", "check_integer"),
     FlagType.BOOL: ("type({0}) is not bool", "check_bool"),
     FlagType.WINDOW: ("{0} != (-1, -1)", "check_window"),

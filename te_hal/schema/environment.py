@@ -44,6 +44,17 @@ TABLE = (
         "flag",
         "default of recipe.Float8BlockScaling.use_f32_scales",
     ),
+    Variable("TE_HAL_NVFP4_DISABLE_RHT", "flag", "default of recipe.NVFP4BlockScaling.disable_rht"),
+    Variable(
+        "TE_HAL_NVFP4_DISABLE_STOCHASTIC_ROUNDING",
+        "flag",
+        "default of recipe.NVFP4BlockScaling.disable_stochastic_rounding",
+    ),
+    Variable(
+        "TE_HAL_NVFP4_DISABLE_2D_QUANTIZATION",
+        "flag",
+        "default of recipe.NVFP4BlockScaling.disable_2d_quantization",
+    ),
     Variable("TE_HAL_LIBRARY_PATH", "folders", "where kernel libraries (libte_hal_<backend>.so) are looked for first"),
     Variable(
         "TE_HAL_EMULATOR", "name", 'how the emulated device behaves, "threads=2,wave=128,seed=7"; the library reads it'
@@ -59,6 +70,9 @@ class Environment:
     fallback: tuple[str, ...] = ()
     fp8_current_scaling_power_2_scales: bool = False
     fp8_block_scaling_fp32_scales: bool = False
+    nvfp4_disable_rht: bool = False
+    nvfp4_disable_stochastic_rounding: bool = False
+    nvfp4_disable_2d_quantization: bool = False
     library_path: tuple[str, ...] = ()
     emulator: str | None = None
     unknown: tuple[str, ...] = ()

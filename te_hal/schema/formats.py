@@ -36,11 +36,12 @@ class DType(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ElementFormat:
-    """One 8-bit floating-point code. There is one object of each, so equality is identity, whose hash costs nothing.
+    """One narrow floating-point code. There is one object of each, so equality is identity, whose hash costs nothing.
 
     Attributes:
         name: as recipes spell it.
-        dtype: torch's dtype of the codes.
+        dtype: torch's dtype of the codes; of E2M1, torch.uint8: a byte holds two (docs/numerics.md, NV1), and the
+            4-bit dtype of torch is younger than what te_hal runs on.
         code: Transformer Engine's code.
         max: largest finite magnitude.
     """
@@ -52,23 +53,32 @@ class ElementFormat:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Copies and pickles give the one object of each format, so that identity can be asked for."""
-        return element_format, (self.dtype,)
+        return _named, (self.name,)
+
+
+def _named(name: str) -> ElementFormat:
+    return FORMATS[name]
 
 
 E4M3 = ElementFormat("E4M3", torch.float8_e4m3fn, DType.kFloat8E4M3, 448.0)
 E5M2 = ElementFormat("E5M2", torch.float8_e5m2, DType.kFloat8E5M2, 57344.0)
 
+E2M1 = ElementFormat("E2M1", torch.uint8, DType.kFloat4E2M1, 6.0)
+
 #: Every format by name.
-FORMATS = {fmt.name: fmt for fmt in (E4M3, E5M2)}
+FORMATS = {fmt.name: fmt for fmt in (E4M3, E5M2, E2M1)}
+
+#: Dtypes of 8-bit codes.
+FP8_DTYPES = (E4M3.dtype, E5M2.dtype)
 
 #: Dtypes that an operand may be quantized to.
-FP8_DTYPES = tuple(fmt.dtype for fmt in FORMATS.values())
+CODE_DTYPES = tuple(fmt.dtype for fmt in FORMATS.values())
 
-_BY_DTYPE_OR_CODE = {key: fmt for fmt in FORMATS.values() for key in (fmt.dtype, fmt.code)}
+_BY_DTYPE_OR_CODE = {key: fmt for fmt in (E4M3, E5M2) for key in (fmt.dtype, fmt.code)}
 
 
 def element_format(dtype: torch.dtype | DType | ElementFormat, where: str = "element_format") -> ElementFormat:
-    """The element format that a torch dtype or a TE dtype code names.
+    """The 8-bit format that a torch dtype or a TE dtype code names; :func:`code_format` knows E2M1 as well.
 
     Raises:
         ArgumentError: anything but E4M3 and E5M2.
@@ -86,14 +96,25 @@ def element_format(dtype: torch.dtype | DType | ElementFormat, where: str = "ele
     return found
 
 
+def code_format(dtype: torch.dtype) -> ElementFormat:
+    """The format of an op's flag ``dtype``, which has been checked: one of CODE_DTYPES."""
+    return E2M1 if dtype is E2M1.dtype else _BY_DTYPE_OR_CODE[dtype]
+
+
 class ScalingMode(str, enum.Enum):
-    """How many elements share one scale. Backends answer per mode what they can do."""
+    """How many elements share one scale. Backends answer per mode what they can do.
+
+    The modes of NVFP4 differ in what is scaled: ``nvfp4_16x16`` has one scale per square, and the columnwise copy of
+    ``nvfp4_hadamard`` holds transformed values (docs/numerics.md, NV6).
+    """
 
     TENSOR = "tensor"
     BLOCK_1X128 = "block_1x128"
     BLOCK_128X128 = "block_128x128"
     MXFP8 = "mxfp8"
     NVFP4 = "nvfp4"
+    NVFP4_16X16 = "nvfp4_16x16"
+    NVFP4_HADAMARD = "nvfp4_hadamard"
     MTFP8_1X128 = "mtfp8_1x128"
     MTFP8_128X128 = "mtfp8_128x128"
 

@@ -10,7 +10,17 @@ from __future__ import annotations
 import torch
 
 from te_hal.schema import activation, norm
-from te_hal.schema.cast import ANY_COPY, COPIES, EPSILON, MODE, MTFP8_ORDER, RESULT_DTYPE
+from te_hal.schema.cast import (
+    ANY_COPY,
+    CODE_DTYPE,
+    COPIES,
+    EPSILON,
+    MODE,
+    MTFP8_ORDER,
+    NVFP4_RULES,
+    RESULT_DTYPE,
+    ROUNDING_SEED,
+)
 from te_hal.schema.formats import E4M3, E5M2, FLOATS
 from te_hal.schema.op import (
     Contract,
@@ -33,14 +43,16 @@ _OWN_SCALE = (
     Flag("power_of_2", FlagType.BOOL, False, "without scale: round scales down to powers of two"),
 )
 _CAST = (
-    RESULT_DTYPE,
+    CODE_DTYPE,
     MODE,
     *COPIES,
     *_OWN_SCALE,
+    ROUNDING_SEED,
 )
 _CAST_RULES = (
     ANY_COPY,
     MTFP8_ORDER,
+    *NVFP4_RULES,
     EPSILON,
     Rule("scale is None or mode == 'tensor'", "`scale` goes with per-tensor scaling (mode 'tensor')"),
     Rule("amax is None or scale is not None", "`amax` records where `scale` is given; without it nothing is recorded"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from te_hal.schema.formats import E4M3, E5M2, FLOATS, ScalingMode
+from te_hal.schema.backend import ALONG_THE_SUM
+from te_hal.schema.formats import E2M1, E4M3, E5M2, FLOATS, ScalingMode
+from te_hal.schema.nvfp4_layout import NVFP4_MODES
 from te_hal.schema.op import Contract, Family, Flag, FlagType, Operand, OpSchema, Output, Rule, one_rounding
 from te_hal.schema.storage_kind import StorageKind
 from te_hal.schema.support import SUPPORTED, Code, Support
@@ -25,14 +27,14 @@ GEMM = OpSchema(
             FLOATS,
             {"fprop": "M K", "dgrad": "M N", "wgrad": "M N"},
             "input (fprop) or grad_output (dgrad, wgrad)",
-            formats=(E4M3, E5M2),
+            formats=(E4M3, E5M2, E2M1),
         ),
         Operand(
             "b",
             FLOATS,
             {"fprop": "N K", "dgrad": "N K", "wgrad": "M K"},
             "weight (fprop, dgrad) or input (wgrad)",
-            formats=(E4M3, E5M2),
+            formats=(E4M3, E5M2, E2M1),
         ),
         Operand(
             "bias",
@@ -81,7 +83,7 @@ GEMM = OpSchema(
         ),
     ),
     contract=Contract(
-        ("G1", "G2", "G3", "G4", "B5"),
+        ("G1", "G2", "G3", "G4", "B5", "NV8"),
         "products are exact, sums are fp32 in any order (one after the other up to K = 8192), one rounding",
         bound=one_rounding(3e-6),
     ),
@@ -116,7 +118,7 @@ _PAIRED = (
     frozenset({ScalingMode.TENSOR}),
     frozenset({ScalingMode.BLOCK_1X128, ScalingMode.BLOCK_128X128}),
     frozenset({ScalingMode.MXFP8}),
-    frozenset({ScalingMode.NVFP4}),
+    NVFP4_MODES,
     frozenset({ScalingMode.MTFP8_1X128, ScalingMode.MTFP8_128X128}),
 )
 
@@ -126,9 +128,29 @@ def pairing(call: Call) -> Support:
     kinds = (call.kinds.get("a"), call.kinds.get("b"))
     modes = {kind.mode for kind in kinds if isinstance(kind, StorageKind)}
     if any(modes <= family for family in _PAIRED):
-        return SUPPORTED
+        return _one_basis(call)
     named = " and ".join(sorted(repr(mode.value) for mode in modes))
     return Support.no(Code.MODE, f"no product of operands with scaling modes {named}; quantize both by one recipe")
+
+
+def _one_basis(call: Call) -> Support:
+    """No where only one operand is read as Hadamard's transform along the sum, which cancels between two (NV6)."""
+    reads = ALONG_THE_SUM[str(call.flags.get("layout", LAYOUTS[0]))]
+    transformed = [_is_transformed(call.kinds.get(name), copy) for name, copy in (("a", reads.a), ("b", reads.b))]
+    if transformed[0] is transformed[1]:
+        return SUPPORTED
+    sentence = (
+        "no product of an operand that is Hadamard-transformed along the sum (the columnwise copy of 'nvfp4_hadamard')"
+        " with one that is not; quantize both with the transform, or neither"
+    )
+    return Support.no(Code.MODE, sentence)
+
+
+def _is_transformed(kind: object, copy: str) -> bool:
+    """Whether what a product reads of an operand, ``copy`` or the one that is there, is transformed."""
+    if not isinstance(kind, StorageKind) or kind.mode is not ScalingMode.NVFP4_HADAMARD:
+        return False
+    return kind.columnwise and (copy == "columnwise" or not kind.rowwise)
 
 
 SCHEMAS = (GEMM, BIAS_GRAD)

@@ -69,6 +69,7 @@ class FlagType(str, enum.Enum):
     FLOAT = "float"
     FLOATS = "list of float"
     OPTIONAL_FLOAT = "float or None"
+    OPTIONAL_INT = "int or None"
     CHOICE = "choice"
     DTYPE = "dtype"
     OPTIONAL_DTYPE = "dtype or None"

@@ -11,7 +11,7 @@ from te_hal.schema.block_scales import rows_and_cols, scale_dtype, scale_shape
 from te_hal.schema.errors import ArgumentError
 from te_hal.schema.formats import ColumnwiseOrder, ElementFormat, ScalingMode, element_format
 from te_hal.schema.storage_checks import check_buffers, no_copy
-from te_hal.schema.storage_kind import StorageKind, stored_shape
+from te_hal.schema.storage_kind import StorageKind, codes_shape, stored_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,17 +33,18 @@ class QuantizedStorage:
         ArgumentError: no copy at all, a copy without its ``scale_inv`` or the reverse, a buffer of another dtype,
             shape or device.
         ArgumentTypeError: a buffer is no tensor.
-        UnsupportedError: a scaling mode whose scales have no layout yet.
 
     Attributes:
         format: element format of the codes.
         mode: how many elements share a scale.
         shape: logical shape, a tuple of ints, the same for both copies.
         dtype: nominal dtype, the one ``dequantize`` returns unless told otherwise.
-        rowwise_data: uint8 codes, shape ``shape``, or None.
+        rowwise_data: uint8 codes, shape ``shape`` (E2M1: ``[..., K / 2]``), or None.
         rowwise_scale_inv: factors back to real values: fp32 ``[1]`` for per-tensor scaling; else one per block, fp32
-            or E8M0 codes (uint8), laid out as te_hal.schema.block_scales has it.
-        columnwise_data: uint8 codes, ``[K, ...]`` or ``shape`` by ``columnwise_order``, or None.
+            or E8M0 codes (uint8), laid out as te_hal.schema.block_scales has it; of NVFP4 both levels
+            (te_hal.schema.nvfp4_layout).
+        columnwise_data: uint8 codes, ``[K, ...]`` or ``shape`` by ``columnwise_order`` (E2M1: ``[K, M / 2]``), or
+            None.
         columnwise_scale_inv: the factor of that copy.
         columnwise_order: memory order of ``columnwise_data``.
         kind: interned summary that dispatch keys on.
@@ -139,7 +140,6 @@ class QuantizedStorage:
             allocate: makes a tensor of a shape and dtype on a device; None: torch.empty.
 
         Raises:
-            UnsupportedError: a scaling mode whose scales have no layout yet.
             ArgumentError: scales of blocks without a copy that they belong to.
         """
         make = _allocate if allocate is None else allocate
@@ -240,10 +240,10 @@ class QuantizedStorage:
         row, row_scale_inv, column, column_scale_inv = self.tensors()
         if column is not None:
             stays = self.kind.order is ColumnwiseOrder.SAME or wanted[-1:] == self.shape[-1:]
-            column = column.view(stored_shape(wanted, self.kind.order)) if stays else None
+            column = column.view(codes_shape(self.kind, wanted, rowwise=False)) if stays else None
         if row is None and column is None:
             raise self._no_view(wanted, "shapes with the same last dimension")
-        row = None if row is None else row.view(wanted)
+        row = None if row is None else row.view(codes_shape(self.kind, wanted, rowwise=True))
         column_scale_inv = None if column is None else column_scale_inv
         made = self.with_tensors((row, row_scale_inv, column, column_scale_inv))
         made.shape = wanted
@@ -270,10 +270,10 @@ def _empty_blocks(
     if not (kind.rowwise or kind.columnwise):
         raise no_copy()
     buffers: list[torch.Tensor | None] = [None] * 4
-    for place, wanted, stored in ((0, kind.rowwise, shape), (2, kind.columnwise, stored_shape(shape, kind.order))):
+    for place, wanted in ((0, kind.rowwise), (2, kind.columnwise)):
         if wanted:
             factors = scale_shape(kind.mode, shape, rowwise=place == 0)
-            buffers[place] = data = make(stored, torch.uint8, device)
+            buffers[place] = data = make(codes_shape(kind, shape, rowwise=place == 0), torch.uint8, device)
             buffers[place + 1] = make(factors, scale_dtype(kind.mode), device)
     return data.device, tuple(buffers)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from te_hal.schema.errors import ArgumentError
 from te_hal.schema.formats import ColumnwiseOrder, ElementFormat, ScalingMode
+from te_hal.schema.nvfp4_layout import NVFP4_MODES, packed_shape
 
 if TYPE_CHECKING:
     import enum
@@ -71,6 +72,13 @@ def _member(choices: type[Choice], value: object) -> Choice:
             accepted=", ".join(repr(choice.value) for choice in choices),
             todo="correct the argument",
         ) from None
+
+
+def codes_shape(kind: StorageKind, shape: tuple[int, ...], *, rowwise: bool) -> tuple[int, ...]:
+    """How the codes of a copy of ``[..., K]`` lie in memory: one a byte, or two in E2M1."""
+    if kind.mode in NVFP4_MODES:
+        return packed_shape(shape, rowwise=rowwise)
+    return shape if rowwise else stored_shape(shape, kind.order)
 
 
 def stored_shape(shape: tuple[int, ...], order: ColumnwiseOrder) -> tuple[int, ...]:

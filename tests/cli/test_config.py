@@ -3,7 +3,7 @@
 import pytest
 
 from te_hal.cli.config import configure, split_names
-from te_hal.schema.errors import ArgumentError, NotBuiltError
+from te_hal.schema.errors import ArgumentError
 
 
 @pytest.mark.parametrize(
@@ -24,8 +24,8 @@ from te_hal.schema.errors import ArgumentError, NotBuiltError
         ("lr", float("inf"), "a finite number above 0"),
         ("lr", float("nan"), "a finite number above 0"),
         ("model", "rnn", "gpt, mlp"),
-        ("recipes", ("delayed", "fp9"), "delayed, current, block, mxfp8, mtfp8"),
-        ("recipes", (), "delayed, current, block, mxfp8, mtfp8"),
+        ("recipes", ("delayed", "fp9"), "delayed, current, block, mxfp8, nvfp4, mtfp8"),
+        ("recipes", (), "delayed, current, block, mxfp8, nvfp4, mtfp8"),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_its_option(option, value, accepted):
@@ -39,12 +39,6 @@ def test_a_value_out_of_range_is_refused_by_its_option(option, value, accepted):
 def test_the_nearest_multiple_is_named(width, nearest):
     with pytest.raises(ArgumentError, match=f"the nearest is {nearest}"):
         configure("mlp", width=width)
-
-
-@pytest.mark.parametrize("options", [{"recipes": ("nvfp4",)}])
-def test_what_comes_later_is_refused_by_name(options):
-    with pytest.raises(NotBuiltError, match="not built yet"):
-        configure("mlp", **options)
 
 
 @pytest.mark.parametrize(

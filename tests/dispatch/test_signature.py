@@ -80,8 +80,10 @@ def test_annotations_and_plain_strings_for_enums_do_not_matter() -> None:
         columnwise_order: str = "transposed",
         amax_epsilon: float = 0.0,
         power_of_2: bool = False,
+        rounding_seed: object = None,
     ) -> None:
         del input, scale, amax, out, dtype, mode, rowwise, columnwise, columnwise_order, amax_epsilon, power_of_2
+        del rounding_seed
 
     check_signature("test", SCHEMAS["quantize"], quantize)
 

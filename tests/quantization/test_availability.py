@@ -63,14 +63,6 @@ def test_each_question_is_about_its_own_scaling_mode(question):
         assert [name for name in QUESTIONS if not getattr(te, name)()] == [question]
 
 
-def test_nvfp4_is_nowhere_and_says_so():
-    available, reason = te.is_nvfp4_available(return_reason=True)
-    assert available is False
-    assert "NVFP4BlockScaling is not built" in reason
-    with pytest.raises(NotImplementedError, match=r"NVFP4BlockScaling.*not built.*MXFP8BlockScaling"):
-        _ = recipe.NVFP4BlockScaling
-
-
 def test_a_backend_of_another_device_is_asked_about_that_device():
     asked = []
     toy(lambda call: asked.append(call.device.type) or False, frozenset({"xpu"}))

@@ -11,7 +11,7 @@ import torch
 
 from te_hal import recipe
 from te_hal.recipe import DelayedScaling, Format, Recipe
-from te_hal.schema.errors import ArgumentError, NotBuiltError, TeHalError, UnsupportedError
+from te_hal.schema.errors import ArgumentError, TeHalError, UnsupportedError
 
 DEFAULTS = {
     "margin": 0,
@@ -183,15 +183,6 @@ def test_a_callable_algorithm_survives_a_copy():
 def test_the_base_class_is_no_recipe():
     with pytest.raises(TypeError, match="abstract"):
         Recipe()
-
-
-@pytest.mark.parametrize("name", ["NVFP4BlockScaling"])
-def test_a_later_recipe_is_refused_by_name_and_hasattr_says_no(name):
-    assert not hasattr(recipe, name)
-    with pytest.raises(NotBuiltError, match=f"te_hal.recipe.{name}") as raised:
-        getattr(recipe, name)
-    assert isinstance(raised.value, NotImplementedError)
-    assert isinstance(raised.value, TeHalError)
 
 
 def test_a_name_that_no_version_has_is_a_plain_attribute_error():

@@ -138,6 +138,7 @@ WRONG_FLAGS: dict[FlagType, dict[str, object]] = {
     FlagType.FLOAT: {"text": "1", "bool": True, "none": None, "tensor": torch.ones(1)},
     FlagType.FLOATS: {"number": 1.0, "text": "1", "none": None, "of_text": ["1", "1"], "of_bool": [True, 1.0]},
     FlagType.OPTIONAL_FLOAT: {"text": "1", "bool": True, "tensor": torch.ones(1)},
+    FlagType.OPTIONAL_INT: {"float": 1.0, "bool": True, "text": "1", "tensor": torch.ones(1)},
     FlagType.CHOICE: {"unknown": "unknown", "number": 0, "none": None, "list": ["none"]},
     FlagType.DTYPE: {"wrong": torch.int32, "text": "float8_e4m3fn", "none": None, "python": float},
     FlagType.OPTIONAL_DTYPE: {"wrong": torch.int32, "fp8": torch.float8_e5m2, "text": "float32", "python": float},
@@ -213,10 +214,19 @@ def test_operands_on_two_devices_are_refused_naming_both(schema: OpSchema, varia
         assert "on cpu" in str(error.value)
 
 
+_NVFP4 = {"mode": "nvfp4", "dtype": torch.uint8, "columnwise": True, "scale": None, "amax": None}
 RULES = {
     "no_copy": ("quantize", None, {"rowwise": False, "columnwise": False}, "at least one of rowwise"),
     "no_scale": ("quantize", None, {"scale": None}, "per-tensor scaling needs `scale`"),
     "mtfp8_transposed": ("quantize", None, {"mode": "mtfp8_1x128", "columnwise": True}, "lies in rowwise order"),
+    "nvfp4_in_e4m3": ("quantize", None, {"mode": "nvfp4"}, "E2M1 codes, two a byte"),
+    "nvfp4_in_rowwise_order": (
+        "quantize",
+        None,
+        {**_NVFP4, "columnwise_order": "same"},
+        "a columnwise copy lies trans",
+    ),
+    "a_seed_beside_one_scale": ("quantize", None, {"rounding_seed": 1}, "goes with modes 'nvfp4' and"),
     "a_scale_for_blocks": ("quantize", None, {"mode": "mxfp8"}, "go with per-tensor scaling"),
     "a_floor_below_a_given_scale": ("quantize", None, {"amax_epsilon": 1e-9}, "go with modes 'block_1x128' and"),
     "a_given_scale_to_round": ("quantize", None, {"power_of_2": True}, "go with modes 'block_1x128' and"),
@@ -291,6 +301,14 @@ for _op, _variant in {
     RULES |= {
         f"{_op}_no_copy": (_op, _variant, {"rowwise": False}, "at least one of rowwise"),
         f"{_op}_mtfp8": (_op, _variant, {"mode": "mtfp8_128x128", "columnwise": True}, "lies in rowwise order"),
+        f"{_op}_nvfp4": (_op, _variant, {"mode": "nvfp4"}, "E2M1 codes, two a byte"),
+        f"{_op}_nvfp4_order": (
+            _op,
+            _variant,
+            {**_NVFP4, "columnwise_order": "same"},
+            "a columnwise copy lies transposed",
+        ),
+        f"{_op}_seed": (_op, _variant, {"rounding_seed": 1}, "goes with modes 'nvfp4' and"),
         f"{_op}_amax_epsilon": (_op, _variant, {"amax_epsilon": float("inf")}, "amax_epsilon must be"),
         f"{_op}_scale_of_blocks": (_op, _variant, {"scale": torch.ones(1), "mode": "block_1x128"}, "`scale` goes with"),
         f"{_op}_amax_alone": (_op, _variant, {"amax": torch.ones(1)}, "`amax` records where"),

@@ -12,10 +12,9 @@ from te_hal.dispatch import GemmCopies
 from te_hal.schema.catalog import SCHEMAS
 from te_hal.schema.formats import E4M3, ColumnwiseOrder, ScalingMode
 from te_hal.schema.storage import StorageKind
-from te_hal.schema.support import Call, Code
+from te_hal.schema.support import Call, Code, Support
 
 CPU = torch.device("cpu")
-BUILT = [mode for mode in ScalingMode if mode is not ScalingMode.NVFP4]
 
 
 def storage_kind(mode: ScalingMode) -> StorageKind:
@@ -52,18 +51,20 @@ def test_its_gemm_reads_the_blocks_that_lie_along_the_sum() -> None:
     assert answers("wgrad", E4M3, ScalingMode.BLOCK_128X128) == GemmCopies("rowwise", "rowwise")
 
 
-def test_a_mode_that_is_not_built_is_refused_by_name() -> None:
-    for call in (
-        Call("quantize", CPU, {}, {"mode": "nvfp4"}),
-        Call("dequantize", CPU, {"input": storage_kind(ScalingMode.NVFP4)}),
-    ):
-        answer = create_backend().supports(call)
-        assert answer.code is Code.MODE
-        assert "'nvfp4' is not built yet" in answer.sentence
+def test_hadamards_transform_of_anything_but_bf16_is_refused_by_both_dtypes() -> None:
+    def answer(dtype: torch.dtype, *, columnwise: bool) -> Support:
+        flags = {"mode": ScalingMode.NVFP4_HADAMARD, "columnwise": columnwise}
+        return create_backend().supports(Call("quantize", CPU, {"input": dtype}, flags))
+
+    assert answer(torch.bfloat16, columnwise=True)
+    assert answer(torch.float32, columnwise=False)
+    refused = answer(torch.float32, columnwise=True)
+    assert refused.code is Code.DTYPE
+    assert "takes torch.bfloat16, not torch.float32" in refused.sentence
 
 
-@pytest.mark.parametrize("mode", BUILT, ids=lambda mode: mode.value)
-def test_every_other_mode_is_supported(mode: ScalingMode) -> None:
+@pytest.mark.parametrize("mode", list(ScalingMode), ids=lambda mode: mode.value)
+def test_every_mode_is_supported(mode: ScalingMode) -> None:
     supports = create_backend().supports
     assert supports(Call("quantize", CPU, {"input": torch.bfloat16}, {"mode": mode}))
     assert supports(Call("quantize", CPU, {"input": torch.bfloat16}, {"mode": mode.value}))

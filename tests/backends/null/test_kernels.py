@@ -4,16 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from example_calls import ALL_CALLS, LEADING, SIZES, arguments, call_id, tensor
+from example_calls import ALL_CALLS, LEADING, SIZES, arguments, call_id
 
 import te_hal
 from te_hal import ops
 from te_hal.schema.catalog import SCHEMAS
-from te_hal.schema.errors import UnsupportedError
-from te_hal.schema.formats import ScalingMode
 from te_hal.schema.op import OpSchema
 from te_hal.schema.storage import QuantizedStorage, StorageKind
-from te_hal.schema.support import Call, Code
 
 H, ROWS = SIZES["H"], LEADING
 F = SIZES["F"]
@@ -127,11 +124,11 @@ def test_scalars_and_empty_tensors_are_fine(shape: tuple[int, ...]) -> None:
     assert tuple(ops.dequantize(found).shape) == shape
 
 
-def test_a_scaling_mode_without_a_scale_layout_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match=r"quantize on backend null.*null: .* 'nvfp4', which is not built yet"):
-        ops.quantize(tensor((32, 32), FP32), dtype=torch.float8_e4m3fn, mode="nvfp4")  # type: ignore[arg-type]
-    call = Call("quantize", torch.device("cpu"), {"input": FP32}, {"mode": ScalingMode.NVFP4})
-    assert te_hal.get_backend().supports(call).code is Code.MODE
+@pytest.mark.parametrize("mode", ["nvfp4", "nvfp4_16x16", "nvfp4_hadamard"])
+def test_nvfp4_has_two_codes_a_byte(mode: str) -> None:
+    found = ops.quantize(torch.ones(16, 3, 32), dtype=torch.uint8, mode=mode, columnwise=True)  # type: ignore[arg-type]
+    assert (found.rowwise_data.shape, found.columnwise_data.shape) == ((16, 3, 16), (32, 24))
+    assert ops.dequantize(found).shape == (16, 3, 32)
 
 
 @pytest.mark.parametrize("mode", ["block_1x128", "block_128x128", "mxfp8"])
