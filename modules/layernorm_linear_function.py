@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from te_hal.modules import linear_steps
 from te_hal.modules.norm_stage import calibrate, normalise, through_norm
+from te_hal.modules.once import once
 from te_hal.modules.rows import as_result, plain_rows
 from te_hal.modules.saved import prepare_for_saving, restore_from_saved
 from te_hal.modules.transforms import run_eagerly
@@ -85,8 +85,8 @@ class LayerNormLinearFunction(torch.autograd.Function):
         return result if returned is None else (result, returned)
 
     @staticmethod
-    @once_differentiable
     @run_eagerly
+    @once(lambda ctx: ctx.call.linear.module)
     def backward(
         ctx: Any,  # noqa: ANN401
         grad_output: torch.Tensor,

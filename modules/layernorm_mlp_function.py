@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from te_hal.modules import linear_steps
 from te_hal.modules.activation_stage import activate, activation_backward
 from te_hal.modules.norm_stage import calibrate, normalise, through_norm
+from te_hal.modules.once import once
 from te_hal.modules.rows import as_result, plain_rows
 from te_hal.modules.saved import prepare_for_saving, restore_from_saved
 from te_hal.modules.transforms import run_eagerly
@@ -103,8 +103,8 @@ class LayerNormMLPFunction(torch.autograd.Function):
         return y if returned is None else (y, returned)
 
     @staticmethod
-    @once_differentiable
     @run_eagerly
+    @once(lambda ctx: ctx.call.fc1.module)
     def backward(
         ctx: Any,  # noqa: ANN401
         grad_output: torch.Tensor,

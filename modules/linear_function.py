@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from te_hal.modules import linear_steps
+from te_hal.modules.once import once
 from te_hal.modules.rows import as_result, plain_rows
 from te_hal.modules.saved import prepare_for_saving, restore_from_saved
 from te_hal.modules.transforms import run_eagerly
@@ -53,8 +53,8 @@ class LinearFunction(torch.autograd.Function):
         return linear_steps.quantized_output(as_result(output, (*input.shape[:-1], output.shape[-1])), call)
 
     @staticmethod
-    @once_differentiable
     @run_eagerly
+    @once(lambda ctx: ctx.call.module)
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
         """Run dgrad, wgrad and the bias gradient, as far as they are asked for.
 

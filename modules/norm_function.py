@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from te_hal.dispatch import current_memo, resolve
 from te_hal.modules.arguments import check_epsilon
+from te_hal.modules.once import once
 from te_hal.modules.rows import as_result
 from te_hal.modules.transforms import run_eagerly
 from te_hal.quantization import QuantizedTensor
@@ -65,6 +65,9 @@ def make_norm_plan(key: NormKey) -> NormPlan:
     )
 
 
+_NAMES = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
+
+
 class NormFunction(torch.autograd.Function):
     """Normalise the last dimension; saves the input, the statistics and gamma."""
 
@@ -98,8 +101,8 @@ class NormFunction(torch.autograd.Function):
         return as_result(output, output.shape)
 
     @staticmethod
-    @once_differentiable
     @run_eagerly
+    @once(lambda ctx: _NAMES[ctx.plan.key.op])
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
         """Gradients of ``forward``'s arguments; nothing is changed in place.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 import te_hal.ops
+from te_hal.modules.once import once
 from te_hal.modules.rows import plain_rows
 from te_hal.modules.transforms import run_eagerly
 from te_hal.ops.pieces import row_pieces
@@ -36,8 +36,8 @@ class _AddFunction(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
     @run_eagerly
+    @once(lambda _: "TransformerLayer")
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
         """The gradient for both sides, and its sum over rows for the bias (docs/numerics.md, G5)."""
         grad_bias = te_hal.ops.bias_grad(plain_rows(grad_output)) if ctx.needs_input_grad[1] else None

@@ -6,11 +6,11 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from te_hal.modules.arguments import check_size, refuse_later
 from te_hal.modules.attention.layout import check_format
 from te_hal.modules.device import parameter_device
+from te_hal.modules.once import once
 from te_hal.modules.transforms import run_eagerly
 from te_hal.quantization import QuantizedTensor
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
@@ -180,8 +180,8 @@ class _Rotation(torch.autograd.Function):
         return _rotate(t, angles, interleaved, back=False)
 
     @staticmethod
-    @once_differentiable
     @run_eagerly
+    @once(lambda _: "apply_rotary_pos_emb")
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
         plain = grad_output.dequantize() if isinstance(grad_output, QuantizedTensor) else grad_output
         (angles,) = ctx.saved_tensors

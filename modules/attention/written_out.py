@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
+from te_hal.modules.once import once
 from te_hal.modules.rows import as_result
 from te_hal.modules.transforms import run_eagerly
 from te_hal.quantization import QuantizedTensor
@@ -68,8 +68,8 @@ class WrittenOut(torch.autograd.Function):
         return as_result(output, (batch, heads, queries, value.shape[3]))
 
     @staticmethod
-    @once_differentiable
     @run_eagerly
+    @once(lambda _: "DotProductAttention")
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
         """Gradients of ``forward``'s arguments; nothing is changed in place.
 

@@ -177,14 +177,6 @@ def test_an_input_written_to_before_its_backward_is_noticed():
         y.sum().backward()
 
 
-def test_a_second_derivative_is_refused_instead_of_being_wrong():
-    module = te.Linear(32, 48)
-    x = torch.randn(8, 32, requires_grad=True)
-    (gx,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gx.sum().backward()
-
-
 def test_weights_start_normal_with_a_deviation_of_23_thousandths_and_biases_at_zero():
     module = te.Linear(512, 512)
     assert math.isclose(module.weight.std().item(), 0.023, rel_tol=0.01)
