@@ -35,9 +35,10 @@ class CommandLine:
         """Run a tiny comparison in this process; later options replace earlier ones."""
         return self.call("compare", *self._tiny, *arguments)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start a tiny comparison in a process of its own."""
-        command = [sys.executable, "-m", "te_hal.cli", "compare", *self._tiny, *arguments]
+    def start(self, *arguments: str, program: str | None = None) -> subprocess.Popen[str]:
+        """Start a tiny comparison in a process of its own, of this Python program where one is given."""
+        start = ["-m", "te_hal.cli"] if program is None else ["-c", program]
+        command = [sys.executable, *start, "compare", *self._tiny, *arguments]
         environment = {**os.environ, "COLUMNS": "80", "OMP_NUM_THREADS": str(torch.get_num_threads())}
         pipe = subprocess.PIPE
         return subprocess.Popen(command, cwd=self._folder, env=environment, stdout=pipe, stderr=pipe, text=True)

@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+#: Files under way, which a process that ends without unwinding is to remove.
+_parts: set[Path] = set()
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Put `content` into `path`, on disk before the old file goes.
 
@@ -16,6 +20,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         OSError: nothing was written; what `path` held is still there.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    _parts.add(part)
     try:
         with part.open("wb") as file:
             file.write(content)
@@ -25,7 +30,19 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+    finally:
+        _parts.discard(part)
     _sync_folder(path.parent)
+
+
+def remove_parts() -> None:
+    """Remove what is half written.
+
+    Raises:
+        OSError: it could not be removed.
+    """
+    for part in tuple(_parts):
+        part.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

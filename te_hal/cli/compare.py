@@ -10,6 +10,7 @@ import te_hal
 from te_hal.cli import compare_options as option
 from te_hal.cli.config import MODELS, check_count
 from te_hal.cli.failure import wrong_input_ends
+from te_hal.cli.interrupt import ending_at_once
 from te_hal.cli.session import Session
 from te_hal.cli.tensorboard import open_tensorboard
 
@@ -43,11 +44,12 @@ def compare(
     Ctrl-C ends it after the step under way, with a checkpoint and a report of what is known.
     """
     given = dict(locals())
-    with wrong_input_ends():
-        config = option.configuration(given)
-        check_count("--checkpoint-every", checkpoint_every)
-        check_count("--stop-after", 1 if stop_after is None else stop_after)
-        board = None if tensorboard is None else open_tensorboard(tensorboard)
-        beside = te_hal.shadow(sample=shadow_sample, folder=out) if shadow else None
-        session = Session(config, backend=backend, data=data, out=out, resume=resume, board=board, shadow=beside)
-    raise typer.Exit(session.run(save_every=checkpoint_every, stop_after=stop_after))
+    with ending_at_once():
+        with wrong_input_ends():
+            config = option.configuration(given)
+            check_count("--checkpoint-every", checkpoint_every)
+            check_count("--stop-after", 1 if stop_after is None else stop_after)
+            board = None if tensorboard is None else open_tensorboard(tensorboard)
+            beside = te_hal.shadow(sample=shadow_sample, folder=out) if shadow else None
+            session = Session(config, backend=backend, data=data, out=out, resume=resume, board=board, shadow=beside)
+        raise typer.Exit(session.run(save_every=checkpoint_every, stop_after=stop_after))

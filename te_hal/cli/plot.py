@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from te_hal.cli.atomic import write_atomically
+from te_hal.cli.failure import WRONG_INPUT, fail
 from te_hal.cli.observed import losses_of_format
 from te_hal.cli.plot_layers import draw_layers
 from te_hal.cli.precision import BASELINE, SECOND_SEED
@@ -29,6 +30,19 @@ _SMOOTHED_SHARE = 50
 _WIDTH, _TOP, _ROW = 13, 9, 4.5
 #: Room around the panels, given, because a layout that is found out takes a second drawing.
 _MARGINS = {"left": 0.07, "right": 0.98, "top": 0.93, "bottom": 0.08, "wspace": 0.22, "hspace": 0.28}
+
+
+def load_matplotlib() -> None:
+    """Import what a plot needs, before there is anything to lose: it takes a second, and may fail.
+
+    Raises:
+        typer.Exit: after a message, where it cannot be imported.
+    """
+    try:
+        import matplotlib.backends.backend_agg  # noqa: PLC0415 - slow; other commands draw nothing
+        import matplotlib.figure  # noqa: F401, PLC0415 - the same
+    except ImportError as error:
+        fail(f"te-hal compare: the plot needs matplotlib ({error}): pip install 'te-hal[cli]'", WRONG_INPUT)
 
 
 def write_plot(path: Path, summary: Summary) -> None:

@@ -14,7 +14,7 @@ from te_hal.cli.failure import FAILED, STEP_FAILURES, fail, wrong_input_ends
 from te_hal.cli.folder import open_folder
 from te_hal.cli.interrupt import StopRequest
 from te_hal.cli.place import find_place
-from te_hal.cli.plot import write_plot
+from te_hal.cli.plot import load_matplotlib, write_plot
 from te_hal.cli.precision import run_names
 from te_hal.cli.progress import make_reporter
 from te_hal.cli.record import write_record
@@ -45,6 +45,7 @@ class Session:
 
     Raises:
         ArgumentError, BackendNotFoundError, BackendUnavailableError, CheckpointError: see the message.
+        typer.Exit: matplotlib cannot be imported.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Session:
         self._place = find_place(backend)
         check_size(config, self._place.device)
         self._text = load_text(data, config.sequence)
+        load_matplotlib()
         self._folder = open_folder(out, must_hold_checkpoint=resume)
         self._comparison = Comparison(config, self._place, self._text, self._folder)
         # Progress goes to stderr, so that stdout holds the report alone.
