@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "monitoring": {"schema", "ops", "quantization", "modules"},
     "explaining": {"schema", "dispatch", "quantization", "modules"},
     "shadowing": {"schema", "dispatch", "modules", "testing"},
+    "doctor": {"schema", "dispatch", "ffi", "cli"},
 }
 DEVICE_NEUTRAL = (
     *("explaining", "monitoring", "shadowing"),

@@ -11,6 +11,7 @@ from te_hal.cli.backends import backends
 from te_hal.cli.build_kernels import build_kernels
 from te_hal.cli.compare import compare
 from te_hal.cli.conformance import conformance_command
+from te_hal.cli.doctor import doctor
 from te_hal.cli.explain import explain_command
 from te_hal.cli.inspect import inspect
 from te_hal.cli.replay import replay_command
@@ -48,3 +49,4 @@ app.command()(inspect)
 app.command("conformance")(conformance_command)
 app.command("explain")(explain_command)
 app.command("replay")(replay_command)
+app.command()(doctor)

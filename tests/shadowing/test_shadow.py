@@ -231,8 +231,8 @@ def test_a_block_is_entered_once() -> None:
         pass
 
 
-def test_a_block_inside_use_backend_keeps_that_backend() -> None:
-    with te_hal.use_backend("null"), te_hal.shadow(on_difference="report") as shadow, warnings.catch_warnings():
+def test_a_block_inside_use_backend_keeps_that_backend(tmp_path) -> None:
+    with te_hal.use_backend("null"), te_hal.shadow(folder=tmp_path) as shadow, warnings.catch_warnings():
         warnings.simplefilter("ignore", ShadowWarning)
         ops.amax(torch.ones(4))
     assert shadow.difference is None or shadow.difference.backend == "null"
