@@ -54,7 +54,7 @@ class DotProductAttention(Labelled, OptionalExtraState, torch.nn.Module):
         get_rng_state_tracker: gives the RNG tracker under whose fork dropout draws; None: it draws outside of any.
         layer_number: position in the model, for messages; changes no number.
         attention_type: "self" or "cross"; changes no number.
-        softmax_scale: of the scores; None: 1 / sqrt(channels of a query head).
+        softmax_scale: of the scores, positive; None: 1 / sqrt(channels of a query head).
         name: for messages.
         window_size, bottom_right_diagonal, sequence_parallel, tp_size, tp_group, cp_group, cp_global_ranks, cp_stream,
             cp_comm_type, softmax_type, return_max_logit: of later features; anything but the default is refused by

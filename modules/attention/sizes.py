@@ -11,6 +11,8 @@ from te_hal.modules.arguments import check_size
 from te_hal.modules.attention.layout import sequence_dim
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
 
+_FP32 = torch.finfo(torch.float32)
+
 
 class Sizes(Protocol):
     """What a module was made for; ``num_gqa_groups`` are the heads of keys and values."""
@@ -73,14 +75,17 @@ def check_scale(where: str, scale: object, channels: int) -> float:
     """What scores are multiplied by; None: 1 / sqrt(channels).
 
     Raises:
-        ArgumentError: no finite number.
+        ArgumentError: no positive number of fp32's range: 0 times the -inf of a hidden score would be NaN.
     """
     if scale is None:
         return 1.0 / math.sqrt(channels)
-    if isinstance(scale, (int, float)) and not isinstance(scale, bool) and math.isfinite(scale):
+    if isinstance(scale, (int, float)) and not isinstance(scale, bool) and _FP32.tiny <= scale <= _FP32.max:
         return float(scale)
     raise ArgumentError(
-        f"{where}: softmax_scale", got=repr(scale), accepted="a finite number, or None", todo="correct it"
+        f"{where}: softmax_scale",
+        got=repr(scale),
+        accepted="a positive number that fp32 holds, or None",
+        todo="correct it",
     )
 
 

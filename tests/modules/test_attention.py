@@ -206,3 +206,17 @@ def test_an_fp8_recipe_changes_nothing_and_quantized_inputs_are_dequantized(form
     with te.autocast():
         assert torch.equal(module(*inputs), plain)
         assert torch.equal(module(*quantized), module(*(tensor.dequantize() for tensor in quantized)))
+
+
+@pytest.mark.parametrize("mask_type", ["no_mask", "causal"])
+def test_a_nan_in_a_query_becomes_what_torchs_kernel_makes_of_it_and_nan_where_written_out(mask_type):
+    attention = te.DotProductAttention(HEADS, CHANNELS, attn_mask_type=mask_type)
+    rows = [torch.randn(BATCH, HEADS, QUERIES, CHANNELS) for _ in range(3)]
+    rows[0][:, :, 2] = torch.nan
+    torchs = torch.nn.functional.scaled_dot_product_attention(*rows, is_causal=mask_type == "causal")
+    given = [tensor.permute(2, 0, 1, 3).contiguous() for tensor in rows]
+    torch.testing.assert_close(attention(*given), by_hand.merged(torchs, "sbhd"), equal_nan=True)
+    attention.always_written_out = True
+    written_out = attention(*given).isnan()
+    assert written_out[2].all()
+    assert not written_out[[0, 1, 3, 4, 5]].any()

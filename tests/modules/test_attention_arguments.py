@@ -29,6 +29,10 @@ CONSTRUCTOR = {
     "tracker": ({"get_rng_state_tracker": te.RNGStatesTracker}, None),
     "no tracker": ({"get_rng_state_tracker": "rng"}, "get_rng_state_tracker: got 'rng'"),
     "scale": ({"softmax_scale": "half"}, "softmax_scale: got 'half'"),
+    "scale 0": ({"softmax_scale": 0.0}, "softmax_scale: got 0.0; accepted: a positive"),
+    "negative scale": ({"softmax_scale": -0.5}, "softmax_scale: got -0.5; accepted: a positive"),
+    "scale that fp32 rounds to 0": ({"softmax_scale": 1e-60}, "softmax_scale: got 1e-60"),
+    "NaN scale": ({"softmax_scale": float("nan")}, "softmax_scale: got nan"),
     "infinite scale": ({"softmax_scale": float("inf")}, "softmax_scale: got inf"),
     "layer": ({"layer_number": 0}, "layer_number: got 0"),
 }
