@@ -48,8 +48,9 @@ CASES = {
         (
             f"{CAST}::test_finite_codes_survive_decoding_and_encoding",
             f"{CAST}::test_neighbours_of_every_tie_agree_with_ml_dtypes",
+            "backends/cpu_reference/test_nvfp4_cast.py::test_codes_survive_decoding_and_encoding",
+            "backends/cpu_reference/test_nvfp4_rounding.py::test_the_nearest_code_is_that_of_ml_dtypes",
         ),
-        {"E2M1": RECIPES},
     ),
     "B04": Case(
         "a zero row becomes NaN",
@@ -59,8 +60,9 @@ CASES = {
             f"{CAST}::test_a_zero_row_stays_zero",
             "backends/cpu_reference/test_block_cast.py::test_blocks_of_zeros_stay_zeros",
             "modules/test_block_recipes.py::test_zeros_stay_zero_and_everything_stays_finite",
+            "modules/test_nvfp4.py::test_zeros_give_finite_values",
+            "backends/cpu_reference/test_nvfp4_cast.py::test_what_hard_blocks_decode_to",
         ),
-        {"NVFP4": RECIPES},
     ),
     "B07": Case(
         "compute_scale at zero, NaN, infinity and below epsilon",
@@ -153,8 +155,9 @@ CASES = {
             "modules/test_quantized_weights.py::test_a_deep_copy_trains_apart",
             "quantization/test_float8_pickling.py::test_a_copy_has_the_same_bytes_and_shares_none",
             "quantization/test_block_tensors.py::test_a_copy_has_the_same_bytes_and_shares_none",
+            "quantization/test_nvfp4_tensors.py::test_copies_and_pickles_hold_the_same_bytes_and_share_nothing",
         ),
-        {"NVFP4, distributed checkpoints": RECIPES},
+        {"distributed checkpoints": RECIPES},
     ),
     "B47": Case(
         "another dtype for FP8 weights",
@@ -193,8 +196,8 @@ CASES = {
         (
             "quantization/test_block_tensors.py::test_a_columnwise_only_tensor_has_the_shape_of_what_it_stands_for",
             "test_cases.py::test_a_columnwise_only_tensor_of_one_scale_has_its_shape_and_no_rowwise_buffer",
+            "backends/cpu_reference/test_nvfp4_cast.py::test_a_columnwise_copy_alone_decodes_to_the_input_also_after_the_transform",
         ),
-        {"NVFP4": RECIPES},
     ),
     "B61": Case(
         "dimension errors that mislead",
