@@ -86,7 +86,7 @@ class QuantizedWeights:
     def take_over(self, module: Fp8Module, state_dict: Mapping[str, Any], prefix: str) -> None:
         """Quantize plain values that were loaded anew, by their own amax; the state goes on from there.
 
-        Whatever scale was there belongs to other values.
+        Whatever scale was there belongs to other values. A value of another shape is left to torch, which refuses it.
 
         Args:
             module: whose.
@@ -99,6 +99,8 @@ class QuantizedWeights:
                 continue
             if not isinstance(value, torch.Tensor) or isinstance(value, QuantizedTensor):
                 continue
+            if value.shape != weight.shape:
+                continue  # torch has noted it, and raises naming every such key once all modules are through
             module.use_recipe(self.recipe, weight.device)
             quantizer = _weight_quantizer(module, gemm)
             plain = value.detach().to(weight.device, weight.dtype)

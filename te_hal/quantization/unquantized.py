@@ -110,6 +110,8 @@ class IdentityQuantizer(UnquantizedQuantizer):
 class PythonQuantizer(UnquantizedQuantizer):
     """A user's object with methods ``quantize`` and ``dequantize``; products take what the second one gives.
 
+    ``quantize`` gets a copy, so that one that writes in place changes no weight and no caller's input.
+
     Args:
         made: the object.
     """
@@ -125,7 +127,7 @@ class PythonQuantizer(UnquantizedQuantizer):
             ArgumentError: no tensor, or another shape or device.
         """
         with torch.no_grad():
-            result = self.made.dequantize(self.made.quantize(tensor))
+            result = self.made.dequantize(self.made.quantize(tensor.detach().clone()))
         fits = isinstance(result, torch.Tensor) and result.shape == tensor.shape and result.device == tensor.device
         if not fits:
             is_tensor = isinstance(result, torch.Tensor)

@@ -159,3 +159,25 @@ def test_an_identity_that_rounds_does_so_to_what_products_take():
         found = module(x)
     with te.autocast(recipe=recipe.CustomRecipe(qfactory=factories.high_precision_factory)):
         assert torch.equal(found, module(x.bfloat16().float()))
+
+
+class WritesInPlace:
+    def quantize(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.mul_(0.5)
+
+    def dequantize(self, made: torch.Tensor) -> torch.Tensor:
+        return made.add_(1)
+
+
+def test_a_quantizer_that_writes_in_place_changes_neither_the_weight_nor_the_callers_tensors():
+    module = te.Linear(160, 96)
+    x, dy = torch.randn(64, 160), torch.randn(64, 96)
+    before = [tensor.detach().clone() for tensor in (module.weight, x, dy)]
+    with te.autocast(recipe=recipe.CustomRecipe(qfactory=lambda _: WritesInPlace())):
+        y = module(x.requires_grad_())
+    y.backward(dy)
+    after = [tensor.detach() for tensor in (module.weight, x, dy)]
+    assert all(torch.equal(one, other) for one, other in zip(after, before, strict=True))
+    weight, values = (before[0] * 0.5 + 1).double(), (before[1] * 0.5 + 1).double()
+    expected = torch.nn.functional.linear(values, weight, module.bias.double())
+    assert (y.double() - expected).norm() <= 1e-5 * expected.norm()

@@ -1,0 +1,39 @@
+"""Weights that live in FP8 and a state dict that does not fit: torch's own error, and no more changed than by torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import te_hal.modules as te
+from te_hal import recipe
+
+RECIPES = {
+    "delayed": recipe.DelayedScaling,
+    "current": recipe.Float8CurrentScaling,
+    "mxfp8": recipe.MXFP8BlockScaling,
+}
+
+
+def made(name: str) -> torch.nn.Sequential:
+    with te.quantized_model_init(recipe=RECIPES[name]()):
+        return torch.nn.Sequential(te.Linear(64, 64), te.Linear(64, 64))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("shape", [(32, 64), (64, 32), (64,), (1, 64)], ids=str)
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_weight_of_another_shape_is_torchs_error_and_keeps_its_bytes(name, shape, strict):
+    model, plain = made(name), torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    kept = [buffer.clone() for buffer in model[1].weight.quantized_storage.tensors() if buffer is not None]
+    state = {**plain.state_dict(), "1.weight": torch.randn(shape)}
+    with pytest.raises(RuntimeError) as expected:
+        plain.load_state_dict(state, strict=strict)
+    with pytest.raises(RuntimeError, match=r"size mismatch for 1\.weight") as found:
+        model.load_state_dict(state, strict=strict)
+    assert str(found.value).splitlines()[1:] == str(expected.value).splitlines()[1:]
+    held = [buffer for buffer in model[1].weight.quantized_storage.tensors() if buffer is not None]
+    assert all(torch.equal(one, other) for one, other in zip(held, kept, strict=True))
+    # As in torch, what fits has been loaded.
+    assert torch.equal(model[1].bias, plain[1].bias)
+    assert (model[0].weight.dequantize() - plain[0].weight).abs().max() <= 0.07 * plain[0].weight.abs().max()
