@@ -236,3 +236,17 @@ def test_a_block_inside_use_backend_keeps_that_backend(tmp_path) -> None:
         warnings.simplefilter("ignore", ShadowWarning)
         ops.amax(torch.ones(4))
     assert shadow.difference is None or shadow.difference.backend == "null"
+
+
+@pytest.mark.slow
+def test_a_hundredth_of_the_calls_costs_less_than_a_tenth_of_the_training() -> None:
+    net = te.TransformerLayer(256, 1024, 4, hidden_dropout=0.0, attention_dropout=0.0, params_dtype=torch.bfloat16)
+    x = torch.randn(256, 1, 256).bfloat16()
+    with te_hal.shadow(sample=0.01) as shadow:
+        for _ in range(60):
+            with te.autocast(recipe=recipe.DelayedScaling()):
+                y = net(x)
+            y.float().square().mean().backward()
+            shadow.step()
+    assert shadow.cost.compared > 10
+    assert shadow.cost.seconds < 0.1 * (shadow.cost.seconds_in_block - shadow.cost.seconds)
