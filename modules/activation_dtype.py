@@ -31,7 +31,8 @@ def activation_dtype(module: str, input: torch.Tensor, **parameters: torch.Tenso
     """
     dtype, device = input.dtype, input.device
     device_type = device.type
-    _check_dtype(module, "input", dtype)
+    if dtype not in FLOATS:
+        raise unusable(module, {"input": input, **parameters})
     same = True
     for name, parameter in parameters.items():
         if parameter is None:
@@ -44,7 +45,8 @@ def activation_dtype(module: str, input: torch.Tensor, **parameters: torch.Tenso
                 todo=f"move the model or the input: .to({str(device)!r})",
             )
         if parameter.dtype is not dtype:
-            _check_dtype(module, name, parameter.dtype)
+            if parameter.dtype not in FLOATS:
+                raise unusable(module, {"input": input, **parameters})
             same = False
     if _has_autocast(device_type) and torch.is_autocast_enabled(device_type):
         return torch.get_autocast_dtype(device_type)
@@ -67,14 +69,29 @@ def _mixed(module: str, dtype: torch.dtype, parameters: Mapping[str, torch.Tenso
     )
 
 
-def _check_dtype(module: str, name: str, dtype: torch.dtype) -> None:
-    if dtype not in FLOATS:
-        raise ArgumentError(
-            module,
-            got=f"{name} of {dtype}",
-            accepted=", ".join(str(dtype) for dtype in FLOATS),
-            todo="cast it",
-        )
+def unusable(module: str, operands: Mapping[str, torch.Tensor | None]) -> ArgumentError:
+    """The error about operands whose dtype no kernel takes: names all of them, and what to cast.
+
+    Args:
+        module: module class and name.
+        operands: the input as "input", and the parameters by name.
+    """
+    given = {name: operand.dtype for name, operand in operands.items() if operand is not None}
+    names: dict[torch.dtype, list[str]] = {}
+    for name, dtype in given.items():
+        if dtype not in FLOATS:
+            names.setdefault(dtype, []).append(name)
+    fitting = next((dtype for dtype in given.values() if dtype in FLOATS), torch.float32)
+    if list(names.values()) == [["input"]]:
+        todo = f"cast it: .to({fitting})"
+    else:
+        todo = f"cast the model and its input: .to({fitting})"
+    return ArgumentError(
+        module,
+        got="; ".join(f"{', '.join(of_dtype)} of {dtype}" for dtype, of_dtype in names.items()),
+        accepted=", ".join(str(dtype) for dtype in FLOATS),
+        todo=todo,
+    )
 
 
 def cast_if_needed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from te_hal.modules.activation_dtype import unusable
 from te_hal.modules.recompute import refuse_recompute
 from te_hal.modules.transforms import refuse_transforms
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
+from te_hal.schema.formats import FLOATS
 
 if TYPE_CHECKING:
     from te_hal.modules.fp8_module import Fp8Module
@@ -30,13 +32,15 @@ def check_call(
     Raises:
         UnsupportedError: a transform of torch.func; an FP8 forward inside a backward.
         ArgumentTypeError: the input is no tensor.
-        ArgumentError: its last size differs; the flag is no bool.
+        ArgumentError: its dtype is one that no kernel takes; its last size differs; the flag is no bool.
     """
     label, (name, size) = module.label, features
     refuse_transforms(label)
     refuse_recompute(label, fp8=module.fp8 or frame.enabled)
     if not isinstance(inp, torch.Tensor):
         raise ArgumentTypeError(label, got=f"a {type(inp).__name__}", accepted="a torch.Tensor", todo="pass a tensor")
+    if inp.dtype not in FLOATS:
+        raise unusable(label, {"input": inp, **dict(module.named_parameters(recurse=False))})
     if inp.dim() == 0 or inp.shape[-1] != size:
         raise ArgumentError(
             f"{label}: input",

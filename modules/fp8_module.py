@@ -16,6 +16,8 @@ from te_hal.quantization import QuantizedTensor
 from te_hal.quantization.custom_state import custom_formats
 from te_hal.quantization.operand_formats import recipe_formats
 from te_hal.recipe import CustomRecipe
+from te_hal.schema.errors import ArgumentError
+from te_hal.schema.formats import FLOATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -115,9 +117,29 @@ class Fp8Module(ScalingModule):
         self._weight_cache.clear()
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Fp8Module:
+        self._check_cast(fn)
         self.clear_weight_caches()
         self._plans.clear()
         return super()._apply(fn, recurse)  # type: ignore[no-any-return,no-untyped-call]
+
+    def _check_cast(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Refuse, before anything has changed, to give weights that live in FP8 a nominal dtype that they cannot have.
+
+        Raises:
+            ArgumentError: what ``fn`` makes of a tensor of the weight's dtype is none that kernels take.
+        """
+        for name in self.quantized_weights.gemm_of:
+            weight = getattr(self, name)
+            if not isinstance(weight, QuantizedTensor):
+                continue
+            made = fn(torch.empty(0, dtype=weight.dtype, device=weight.device)).dtype
+            if made not in FLOATS:
+                raise ArgumentError(
+                    f"{self.label}: {name}",
+                    got=f"a cast of this weight, which lives in FP8, to {made}",
+                    accepted=", ".join(str(dtype) for dtype in FLOATS),
+                    todo="leave the model in one of these, or make it outside of quantized_model_init",
+                )
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - torch's arguments
         self.clear_weight_caches()
