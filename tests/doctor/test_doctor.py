@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 
+import native_stub
 import pytest
 import torch
 from command_line import CommandLine
@@ -113,6 +114,37 @@ def test_a_library_that_is_none_is_wrong_and_says_what_to_run(monkeypatch, tmp_p
     assert check.state is State.WRONG
     assert words in check.found
     assert "build-kernels" in check.todo
+
+
+STUBS = {
+    "another ABI": ({"VERSION": 0}, "ABI"),
+    "a missing symbol": ({"NEEDS": "nobody_defines_this"}, "nobody_defines_this"),
+    "no entry": ({"SYMBOL": "te_hal_get_apis"}, "te_hal_get_api"),
+    "another target": ({"BACKEND": '"musa"'}, "a library for musa"),
+}
+
+
+@pytest.mark.parametrize("case", STUBS)
+def test_a_library_that_does_not_fit_is_wrong_and_says_how(monkeypatch, tmp_path, case) -> None:
+    native_stub.need()
+    macros, words = STUBS[case]
+    native_stub.build(tmp_path, "libte_hal_host.so", **macros)
+    with_library(monkeypatch, tmp_path)
+    check = native_checks("host")[-1]
+    assert check.state is State.WRONG
+    assert words in check.found
+    assert check.todo
+
+
+def test_a_dependency_that_is_missing_is_named(monkeypatch, tmp_path) -> None:
+    native_stub.need()
+    dependency = native_stub.build(tmp_path, "libdependency.so", SYMBOL="needed_by_the_stub")
+    native_stub.build(tmp_path, "libte_hal_host.so", libraries=(dependency,), NEEDS="needed_by_the_stub")
+    dependency.unlink()
+    with_library(monkeypatch, tmp_path)
+    check = native_checks("host")[-1]
+    assert "libdependency.so" in check.found
+    assert "LD_LIBRARY_PATH" in check.todo
 
 
 def test_a_machine_without_a_compiler_says_how_to_get_one(monkeypatch, tmp_path) -> None:
