@@ -24,7 +24,8 @@ def common_causes(outcomes: Iterable[Outcome]) -> list[str]:
         case = Case.of(outcome.case)
         if outcome.status is Status.FAILED:
             failed.append(case)
-        elif outcome.status in (Status.PASSED, Status.COMPOSED):
+        elif outcome.status in (Status.PASSED, Status.COMPOSED) and all(_sizes(case)):
+            # Without elements there is little to get wrong.
             passed.append(case)
     if len(failed) < _SEVERAL or not passed:
         return []
