@@ -119,10 +119,22 @@ CudaRNGStatesTracker = RNGStatesTracker
 
 
 def forked(get_tracker: Callable[[], Any] | None, name: str | None = None) -> AbstractContextManager[None]:
-    """The fork of a module's tracker, None: under the tracker's default name; nothing changes without a tracker."""
+    """The fork of a module's tracker, None: under the tracker's default name; nothing changes without a tracker.
+
+    Raises:
+        ArgumentError: ``get_tracker`` gives what has no fork.
+    """
     if get_tracker is None:
         return nullcontext()
-    fork: AbstractContextManager[None] = get_tracker().fork() if name is None else get_tracker().fork(name)
+    tracker = get_tracker()
+    if not callable(getattr(tracker, "fork", None)):
+        raise ArgumentError(
+            "get_rng_state_tracker",
+            got=f"a function that gives {tracker!r}",
+            accepted="one that gives a tracker, with a method fork(name)",
+            todo="have it return a te.RNGStatesTracker, or leave it out",
+        )
+    fork: AbstractContextManager[None] = tracker.fork() if name is None else tracker.fork(name)
     return fork
 
 

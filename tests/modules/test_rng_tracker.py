@@ -127,3 +127,17 @@ def test_the_accelerators_generator_forks_too(tracker):
     with tracker.fork():
         first = torch.rand(20, device=device)
     assert torch.equal(first, expected)
+
+
+@pytest.mark.parametrize("given", [None, "rng", object], ids=["None", "text", "class without fork"])
+@pytest.mark.parametrize("make", [te.Linear, te.LayerNormLinear, te.LayerNormMLP], ids=lambda kind: kind.__name__)
+def test_a_function_that_gives_no_tracker_is_refused(make, given):
+    with pytest.raises(ValueError, match=r"get_rng_state_tracker: got a function that gives .*accepted") as caught:
+        make(32, 32, get_rng_state_tracker=lambda: given)
+    assert isinstance(caught.value, TeHalError)
+
+
+def test_attentions_dropout_refuses_a_function_that_gives_no_tracker():
+    attention = te.DotProductAttention(2, 8, attention_dropout=0.5, get_rng_state_tracker=lambda: None)
+    with pytest.raises(ValueError, match="get_rng_state_tracker: got a function that gives None"):
+        attention(*(torch.randn(4, 2, 2, 8) for _ in range(3)))

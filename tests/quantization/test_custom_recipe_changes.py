@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import pickle
 
 import pytest
 import torch
-from custom_recipes import BF16, E4M3, E5M2, MIXED, MODULES, Thousandths, by_role, equal, made, steps
+from custom_recipes import BF16, E4M3, E5M2, MIXED, MODULES, READY, Thousandths, by_role, equal, made, steps
 
 import te_hal.modules as te
 from te_hal import recipe
@@ -192,3 +193,19 @@ def test_calibrating_leaves_results_unquantized_and_raises_the_amax_of_requests(
         y = module(x)
     assert torch.equal(y, module(x))
     assert module.fp8_meta["scaling_fwd"].delayed.amax_history[0].tolist() == [5.0]
+
+
+@pytest.mark.parametrize("factory", READY.values(), ids=list(READY))
+def test_a_module_that_ran_under_a_factory_with_a_name_pickles_and_goes_on_alike(factory):
+    chosen, module = recipe.CustomRecipe(qfactory=factory[0]), made("Linear")
+    steps(module, chosen, 2)
+    pickled = pickle.loads(pickle.dumps(module))
+    assert equal(steps(pickled, chosen, first=2), steps(module, chosen, first=2))
+
+
+def test_a_module_that_ran_under_a_lambda_is_saved_by_its_state():
+    chosen, module = recipe.CustomRecipe(qfactory=with_format(E4M3)), made("Linear")
+    steps(module, chosen)
+    with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+        pickle.dumps(module)
+    pickle.dumps(module.state_dict())
