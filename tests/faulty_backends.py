@@ -267,7 +267,6 @@ FAULTS = {
     "gemm wrong in one element": Fault("gemm", wrong_in_one_element, Kind.VALUES, "1 of 384 elements", "everyday"),
     "accumulate ignored": Fault(
         *("gemm", accumulates_nothing, Kind.VALUES, "accumulate=true is ignored", "out=fp32,accumulate=true"),
-        named="it fails with accumulate=true",
     ),
     "scale applied twice": Fault("dequantize", scaled_twice, Kind.VALUES, "scale_inv applied twice", "everyday"),
     "ties away from zero": Fault(
