@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from te_hal.cli.summary import Summary
 
 _KIB = 2**10
+_SAVED = "saved KiB"
+#: Blanks between two columns of a table, and of its two edges together.
+_BETWEEN = 2
 #: What rounds to 0.01%.
 _SMALLEST = 5e-5
 
@@ -40,15 +43,32 @@ def _print_lost(console: Console, run: RunResult) -> None:
 
 
 def _print_saved(console: Console, runs: list[RunResult]) -> None:
-    measured = [run for run in runs if run.memory is not None]
-    if not measured:
-        return
-    table = _table("\nsaved KiB", [f"\n{run.name}" for run in measured])
-    for part in measured[0].memory.saved_by_part if measured[0].memory else {}:
-        counts = [run.memory.saved_by_part.get(part, 0) for run in measured if run.memory]
-        if any(counts):
-            table.add_row(part, *(f"{count / _KIB:,.0f}" for count in counts))
-    console.print(table)
+    """A column per run, in as many tables as it takes to have every name and number whole."""
+    measured = {run.name: run.memory.saved_by_part for run in runs if run.memory is not None}
+    parts = [part for part in next(iter(measured.values()), {}) if any(saved.get(part) for saved in measured.values())]
+    columns = {
+        name: [f"{saved.get(part, 0) / _KIB:,.0f}" for part in parts] for name, saved in measured.items() if parts
+    }
+    room = console.width - _BETWEEN - max(map(len, [_SAVED, *parts]))
+    for names in _side_by_side(columns, room):
+        table = _table(f"\n{_SAVED}", [f"\n{name}" for name in names])
+        for row, part in enumerate(parts):
+            table.add_row(part, *(columns[name][row] for name in names))
+        console.print(table)
+
+
+def _side_by_side(columns: dict[str, list[str]], room: int) -> list[list[str]]:
+    """The columns' names, in groups that are at most `room` wide, or have one column."""
+    groups: list[list[str]] = []
+    left = 0
+    for name, cells in columns.items():
+        width = _BETWEEN + max(map(len, [name, *cells]))
+        if not groups or left < width:
+            groups.append([])
+            left = room
+        groups[-1].append(name)
+        left -= width
+    return groups
 
 
 def _print_samples(console: Console, summary: Summary) -> None:
