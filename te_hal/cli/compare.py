@@ -13,6 +13,7 @@ from te_hal.cli.failure import wrong_input_ends
 from te_hal.cli.interrupt import ending_at_once
 from te_hal.cli.session import Session
 from te_hal.cli.tensorboard import open_tensorboard
+from te_hal.cli.threads import MOST_THREADS, torch_threads
 
 
 def compare(
@@ -32,6 +33,7 @@ def compare(
     sample: option.Sample = 120,
     data: option.Data = None,
     out: option.Out = Path("out/compare"),
+    threads: option.Threads = None,
     tensorboard: option.TensorBoard = None,
     resume: option.Resume = False,
     checkpoint_every: option.CheckpointEvery = 100,
@@ -49,7 +51,12 @@ def compare(
             config = option.configuration(given)
             check_count("--checkpoint-every", checkpoint_every)
             check_count("--stop-after", 1 if stop_after is None else stop_after)
+            check_count("--threads", 1 if threads is None else threads, most=MOST_THREADS)
             board = None if tensorboard is None else open_tensorboard(tensorboard)
             beside = te_hal.shadow(sample=shadow_sample, folder=out) if shadow else None
-            session = Session(config, backend=backend, data=data, out=out, resume=resume, board=board, shadow=beside)
-        raise typer.Exit(session.run(save_every=checkpoint_every, stop_after=stop_after))
+        with torch_threads(threads, config.width):
+            with wrong_input_ends():
+                session = Session(
+                    config, backend=backend, data=data, out=out, resume=resume, board=board, shadow=beside
+                )
+            raise typer.Exit(session.run(save_every=checkpoint_every, stop_after=stop_after))

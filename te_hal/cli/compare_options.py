@@ -9,6 +9,7 @@ import typer
 
 from te_hal.cli.config import DEFAULTS, CompareConfig, check_start, configure, default_text, split_names
 from te_hal.cli.precision import DEFAULT_RECIPES, RECIPES
+from te_hal.cli.threads import WORTH_SHARING
 
 Model = Annotated[str, typer.Option(help=f"Kind of model: {', '.join(DEFAULTS)}.")]
 Recipes = Annotated[
@@ -37,6 +38,10 @@ Start = Annotated[
 Sample = Annotated[int, typer.Option(help="Bytes that each trained model writes.")]
 Data = Annotated[Path | None, typer.Option(help="Text file; default: Python's documentation topics.")]
 Out = Annotated[Path, typer.Option(help="Folder for the JSON, PNG and checkpoint.")]
+Threads = Annotated[
+    int | None,
+    typer.Option(help=f"Of torch on the CPU; default: 1 below width {WORTH_SHARING}, else as torch has it."),
+]
 TensorBoard = Annotated[Path | None, typer.Option(help="Folder to write the same to for TensorBoard.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")]
 Shadow = Annotated[

@@ -147,15 +147,15 @@ def check_start(start: str | None) -> bool:
     return start is not None
 
 
-def check_count(option: str, value: int, *, multiple: int = 1, least: int = 1) -> None:
-    """Refuse a number below `least`, above what torch counts with, or not a multiple of `multiple`.
+def check_count(option: str, value: int, *, multiple: int = 1, least: int = 1, most: int = _LARGEST) -> None:
+    """Refuse a number below `least`, above `most` (what torch counts with), or not a multiple of `multiple`.
 
     Raises:
         ArgumentError: naming the option.
     """
-    if least <= value <= _LARGEST and value % multiple == 0:
+    if least <= value <= most and value % multiple == 0:
         return
-    wanted = f"an integer from {least} to {_LARGEST}"
+    wanted = f"an integer from {least} to {most}"
     todo = "choose another value"
     if multiple > 1:
         wanted = f"a positive multiple of {multiple} up to {_LARGEST}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from statistics import median
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 # Step times jump; the median of this many makes a steady display.
 _RECENT = 20
+#: Seconds after which a line shows that it is still going on.
+_QUIET = 20
 
 
 class Reporter(Protocol):
@@ -88,10 +91,11 @@ class Bars:
 
 
 class Lines:
-    """A line at each evaluation: about ten per run."""
+    """A line at each evaluation, about ten per run, and after so many seconds without one."""
 
     def __init__(self, console: Console, tokens: int) -> None:
         self._console, self._tokens = console, tokens
+        self._printed = time.monotonic()
 
     def start(self, result: RunResult) -> None:
         """Say which run starts, and where it goes on."""
@@ -99,17 +103,20 @@ class Lines:
         self.note(f"{result.name}: {result.steps_planned} steps{where}")
 
     def step(self, result: RunResult) -> None:
-        """Print a line if the step was evaluated."""
-        if not (result.held_out and result.held_out[-1][0] == result.steps):
+        """Print a line if the step was evaluated, or none was printed for a while."""
+        evaluated = bool(result.held_out) and result.held_out[-1][0] == result.steps
+        if not evaluated and time.monotonic() - self._printed < _QUIET:
             return
         seconds = _recent_seconds(result)
+        held_out = f"held-out {result.held_out_loss:.4f}  " if evaluated else ""
         self.note(
             f"{result.name:8} step {result.steps:5}/{result.steps_planned}  loss {result.loss[-1]:.4f}  "
-            f"held-out {result.held_out_loss:.4f}  {seconds * 1e3:.1f} ms/step  {self._tokens / seconds:,.0f} tokens/s"
+            f"{held_out}{seconds * 1e3:.1f} ms/step  {self._tokens / seconds:,.0f} tokens/s"
         )
 
     def note(self, message: str) -> None:
         """Print a line."""
+        self._printed = time.monotonic()
         self._console.print(message, highlight=False, soft_wrap=True, markup=False)
 
     def close(self) -> None:

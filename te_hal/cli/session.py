@@ -156,11 +156,12 @@ class Session:
 
     def _introduction(self) -> str:
         config, text, machine = self._config, self._text, self._place.machine()
+        threads = machine["threads"]
         heads = f", {config.heads} heads" if config.heads else ""
         return (
             f"model    {config.model}, width {config.width}, {config.layers} layers{heads}, sequence "
             f"{config.sequence}; {config.steps} steps of {config.tokens} bytes, seed {config.seed}\n"
             f"runs     {', '.join(run_names(config))}\n"
             f"text     {text.name}: {len(text.train):,} bytes to train on, {len(text.held_out):,} held out\n"
-            f"backend  {self._place.backend} on {machine['device']}, {machine['threads']} threads\n"
+            f"backend  {self._place.backend} on {machine['device']}, {threads} thread{'s' * (threads > 1)}\n"
         )

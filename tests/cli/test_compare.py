@@ -213,3 +213,14 @@ def test_elsewhere_a_line_is_printed_at_each_evaluation(capsys):
     reporter.step(result)
     (line,) = capsys.readouterr().err.splitlines()
     assert line == "current  step    50/100  loss 2.5000  held-out 2.7183  20.0 ms/step  51,200 tokens/s"
+
+
+def test_elsewhere_a_line_is_printed_after_20_seconds_without_one(capsys, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("te_hal.cli.progress.time.monotonic", lambda: now[0])
+    reporter = Lines(Console(stderr=True), tokens=1024)
+    for steps in range(1, 9):  # of 6 seconds each: a line after 24 seconds, and after 24 more
+        now[0] += 6
+        reporter.step(result_after(steps))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"current  step     {steps}/100  loss 2.5000  20.0 ms/step  51,200 tokens/s" for steps in (4, 8)]
