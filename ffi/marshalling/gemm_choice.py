@@ -15,7 +15,9 @@ import torch
 
 from te_hal.ffi.capability import ask
 from te_hal.ffi.marshalling import block_matmul, gemm, plain_matmul, scaled_matmul
+from te_hal.schema.formats import E5M2
 from te_hal.schema.storage import QuantizedStorage
+from te_hal.schema.storage_kind import StorageKind
 from te_hal.schema.support import Code, Support
 
 if TYPE_CHECKING:
@@ -118,7 +120,25 @@ class VendorGemm:
         answer = ask(native, call)
         if answer.code is Code.MODE:
             return answer
-        return Support(Code.YES, f"by {way.value}") if answer or way is not Way.PORTABLE else answer
+        if not answer and way is Way.PORTABLE:
+            return answer
+        return Support(Code.YES, f"by {way.value}: {_reason(way, call)}")
+
+
+def _reason(way: Way, call: Call) -> str:
+    """Why a product goes this way, as far as operands and result tell; else it is the device or what is installed."""
+    quantized = [kind.format for kind in (call.kinds["a"], call.kinds["b"]) if isinstance(kind, StorageKind)]
+    if way is Way.PLAIN:
+        return "no operand is quantized"
+    if way in (Way.SCALED, Way.BLOCKS, Way.GROUPWISE):
+        return "both operands are quantized, and the vendor multiplies them as they are"
+    if way is Way.PORTABLE and len(quantized) == 1:
+        return "one operand is quantized and the other is not, which no product of the vendor takes"
+    if way is Way.DECODED and _result_dtype(call) == torch.float32:
+        return "for an fp32 result the vendor's FP8 product is not known to add up precisely enough"
+    if way is Way.DECODED and quantized == [E5M2, E5M2]:
+        return "the vendor does not multiply E5M2 by E5M2"
+    return "the vendor has no product for these operands on this device, or it is not installed"
 
 
 def _kind(operand: Operand) -> Kind:

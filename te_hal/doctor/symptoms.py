@@ -46,7 +46,7 @@ SYMPTOMS = (
     Symptom(r"unsupported display driver", "the runtime is newer than the driver: update it, or take the older SDK"),
     Symptom(r"unsupported CUDA gpu architecture: mp_", "mcc took the source for CUDA: it needs -x musa"),
     Symptom(
-        r"\berror (98|209)\b|no code for",
+        r"\berror (98|209)\b|this library holds",
         "the library has no code for this GPU: te-hal build-kernels --target musa --arch mp_22 (S4000), mp_31 (S5000)",
     ),
     Symptom(r"cannot find -lmusart|mcc.*not found", "set MUSA_HOME to the SDK, or add its bin folder to PATH"),

@@ -211,6 +211,7 @@ MESSAGES = {
     "unsupported display driver / musa driver combination": "driver",
     "unsupported CUDA gpu architecture: mp_31": "-x musa",
     "error 209 at the first launch": "mp_31",
+    "device 0 is mp_21; this library holds mp_22, mp_31": "--arch",
     "cannot find -lmusart": "MUSA_HOME",
     "torch_musa sees no GPU; check the driver": "render",
 }

@@ -22,6 +22,7 @@ from te_hal.ffi.native import native_of
 from te_hal.schema.formats import FLOATS, ColumnwiseOrder
 from te_hal.schema.gemm import GEMM, LAYOUTS
 from te_hal.schema.storage import QuantizedStorage
+from te_hal.schema.validate import describe_call
 
 if TYPE_CHECKING:
     from te_hal.ffi.native import Native
@@ -179,3 +180,24 @@ def test_a_storages_kind_and_not_its_data_chooses_the_way(native: Native) -> Non
     VendorGemm(choose=choose, fp32_product=False, needs_rows=True).gemm(native, b, b)
     assert isinstance(a, QuantizedStorage)
     assert seen == [("cpu", torch.bfloat16, torch.bfloat16, KINDS["bf16"])]
+
+
+@pytest.mark.parametrize(
+    ("way", "kinds", "dtype", "words"),
+    [
+        (Way.PLAIN, ("bf16", "bf16"), "bf16", "no operand is quantized"),
+        (Way.SCALED, ("e4m3", "e4m3"), "bf16", "multiplies them as they are"),
+        (Way.PORTABLE, ("e4m3", "bf16"), "bf16", "one operand is quantized"),
+        (Way.DECODED, ("e4m3", "e4m3"), "fp32", "fp32 result"),
+        (Way.DECODED, ("e5m2", "e5m2"), "bf16", "E5M2 by E5M2"),
+        (Way.DECODED, ("e4m3", "e4m3"), "bf16", "on this device"),
+    ],
+)
+def test_a_yes_says_the_way_and_the_reason(native: Native, way: Way, kinds, dtype: str, words: str) -> None:
+    (a, b), _ = operands(kinds, "fprop")
+    arguments = {"a": a, "b": b, "bias": None, "out": None}
+    flags = {"layout": "fprop", "accumulate": False, "out_dtype": KINDS[dtype]}
+    answer = vendor(way).supports(native, describe_call(GEMM, {**arguments, **flags}))
+    assert answer
+    assert answer.sentence.startswith(f"by {way.value}: ")
+    assert words in answer.sentence
