@@ -16,7 +16,7 @@ import torch
 
 import te_hal.modules as te
 from te_hal import recipe
-from te_hal.ffi import codes
+from te_hal.ffi.capability import MARSHALLED
 from te_hal.quantization.recipe_support import recipe_support
 from te_hal.schema.catalog import SCHEMAS
 from te_hal.schema.environment import TABLE
@@ -156,7 +156,8 @@ def support_page() -> str:
         "# Support",
         (
             "What the backends in `backends/` declare. *composed*: te_hal's default composition runs instead. "
-            "*library*: the backend's kernel library answers, for the device that it meets. "
+            "*library*: the backend's kernel library answers, for the device that it meets; *no* beside a recipe: no "
+            "kernel scales as it does yet, and `autocast` on that backend refuses it. "
             "`null` checks arguments and computes nothing. What is usable on a machine, and why the rest is not: "
             "`te-hal backends`."
         ),
@@ -222,7 +223,8 @@ def _own_backends() -> list[str]:
 
 def _has_recipe(backend: Backend, chosen: recipe.Recipe) -> str:
     if backend.name not in _ANSWERING_ALONE:
-        return "library" if chosen.mode_of("input") in codes.MODES else "no"
+        modes = {chosen.mode_of(role) for role in ("input", "weight", "grad_output")}
+        return "library" if modes <= MARSHALLED else "no"
     return "yes" if recipe_support(chosen, backend, torch.device("cpu"), declared=True) else "no"
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Description = dict[str, int]
 
 #: Scaling modes whose scales the marshalling knows the shape of.
-_MARSHALLED = BLOCK_MODES | {ScalingMode.TENSOR}
+MARSHALLED = BLOCK_MODES | {ScalingMode.TENSOR}
 
 
 def ask(native: Native, call: Call) -> Support:
@@ -35,7 +35,7 @@ def ask(native: Native, call: Call) -> Support:
         # It cannot be asked any more, and the call is refused for a better reason than a no from here.
         return SUPPORTED
     for mode in _modes(call):
-        if mode not in _MARSHALLED:
+        if mode not in MARSHALLED:
             return Support.no(Code.MODE, f"scaling mode {ScalingMode(mode).value!r} is not built yet")
     paired = pairing(call) if call.op == "gemm" else SUPPORTED
     if not paired:

@@ -17,9 +17,10 @@ from named_tests import missing
 
 import te_hal
 import te_hal.modules as te
-from te_hal import ops
-from te_hal.dispatch import register_backend, registry
+from te_hal import ops, recipe
+from te_hal.dispatch import forced_backend, register_backend, registry
 from te_hal.ffi import loader
+from te_hal.quantization.recipe_support import recipe_support
 from te_hal.schema.catalog import SCHEMAS
 
 ROOT = Path(__file__).parent.parent
@@ -50,6 +51,20 @@ def test_the_support_page_asks_neither_a_kernel_library_nor_a_backend_that_may_l
     generate = module_from_spec(spec)
     spec.loader.exec_module(generate)
     assert generate.support_page() in (DOCS / "support.md").read_text()
+
+
+def test_what_the_support_page_says_of_the_native_kernels_and_recipes_is_what_they_answer():
+    head, *rows = re.findall(r"^\| (?:op|recipe \w+) .*$", (DOCS / "support.md").read_text(), re.MULTILINE)
+    column = head.split(" | ").index("musa_emulator")
+    told = {cells[0].split()[-1]: cells[column] for cells in (row.split(" | ") for row in rows) if "recipe" in cells[0]}
+    assert (told["MXFP8BlockScaling"], told["MTFP8BlockScaling"]) == ("library", "no")
+    if not any(backend.name == "musa_emulator" and backend.usable for backend in te_hal.list_backends()):
+        pytest.skip("backend musa_emulator is not built")
+    with te_hal.use_backend("musa_emulator"):
+        backend = forced_backend()
+    for name, answer in told.items():
+        support = recipe_support(getattr(recipe, name)(), backend, torch.device("cpu"))
+        assert answer == ("library" if support else "no"), support.sentence
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
