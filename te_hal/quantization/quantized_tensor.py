@@ -11,6 +11,7 @@ import te_hal.ops
 from te_hal.quantization import quantized_operations
 from te_hal.quantization.copies import with_copies
 from te_hal.quantization.quantizer_arguments import check_usage
+from te_hal.quantization.separate_buffers import SeparateBuffers, forbid_address
 from te_hal.quantization.tensor_text import text_of
 from te_hal.schema.errors import ArgumentError, StateError
 from te_hal.schema.formats import FORMATS, ColumnwiseOrder, ScalingMode
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from te_hal.schema.formats import DType
 
 
-class QuantizedTensor(torch.Tensor):
+class QuantizedTensor(SeparateBuffers, torch.Tensor):
     """A quantized tensor with the nominal dtype, shape and device of what it stands for; a class per kind of scales.
 
     Torch operations that a format defines keep it quantized: ``detach``, ``clone``, ``view``/``reshape`` (with scales
@@ -74,6 +75,7 @@ class QuantizedTensor(torch.Tensor):
         made: QuantizedTensor = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001 - torch's documented way
             cls, storage.shape, dtype=storage.dtype, device=storage.device, requires_grad=requires_grad
         )
+        forbid_address(made)
         made.quantized_storage = storage
         made._quantizer = quantizer
         return made
