@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,11 +17,15 @@ RECORDED = Path(__file__).resolve().parent / "golden" / "curves.json"
 EXAMPLES = sorted(FOLDER.glob("*.py"))
 #: What makes an example small enough for a test.
 ARGUMENTS = {"gpt_tutorial": ["--small", "--json", "numbers.json"], "bert": ["--steps", "12", "--width", "32"]}
+#: What is computed here is too small to share, and waiting for a busy core takes a hundred times longer.
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def run(folder: Path, stem: str, *more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "error", str(FOLDER / f"{stem}.py"), *ARGUMENTS.get(stem, []), *more]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 @pytest.fixture(scope="module")
