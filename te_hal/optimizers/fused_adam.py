@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -53,6 +53,8 @@ class FusedAdam(FusedOptimizer):
         ArgumentError: a value out of its range, a flag that is no bool, a dtype that is none of the above.
         UnsupportedError: ``amsgrad``, ``capturable``, ``set_grad_none``.
     """
+
+    saved_settings: ClassVar[tuple[str, ...]] = ("lr", "betas", "eps", "weight_decay")
 
     def __init__(
         self,

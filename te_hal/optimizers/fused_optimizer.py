@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from te_hal.optimizers.main_grads import warn_of_main_grads
 from te_hal.optimizers.parameters import (
     check_parameter,
     chunks,
@@ -17,11 +18,11 @@ from te_hal.optimizers.parameters import (
     write,
 )
 from te_hal.optimizers.scaled_state import decode, encode, is_scaled
-from te_hal.optimizers.state_check import check_state
+from te_hal.optimizers.state_check import check_layout, check_state
 from te_hal.schema.errors import ArgumentError, UnknownNameError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from torch.optim.optimizer import ParamsT, StateDict
 
@@ -42,7 +43,14 @@ class FusedOptimizer(torch.optim.Optimizer):
         dtypes: of the states, by name; ``master_param`` among them where master weights are kept.
         remainders: keep, for bf16 parameters, the 16 bits that are missing from them instead of a whole master.
         attribute: of a parameter, where its gradient stands.
+
+    Attributes:
+        told: whether the warning of a main_grad that no step reads has been given.
     """
+
+    #: Settings that every group saved by this optimizer or its namesakes has.
+    saved_settings: ClassVar[tuple[str, ...]] = ()
+    told = False
 
     def __init__(
         self,
@@ -99,9 +107,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
+        where = type(self).__name__
+        for number, group in enumerate(self.param_groups):
             self.check_group(group)
-            found = {p: gradient_of(type(self).__name__, p, self.attribute) for p in group["params"]}
+            found = {p: gradient_of(where, p, self.attribute) for p in group["params"]}
+            self.told = self.told or warn_of_main_grads(where, number, group, found, self.state, self.attribute)
             gradients = {p: gradient for p, gradient in found.items() if gradient is not None}
             self._count_step(group)
             for chunk in chunks(list(gradients)):
@@ -184,6 +194,29 @@ class FusedOptimizer(torch.optim.Optimizer):
             else:
                 self._store(param, MASTER, fp32_value(param))
 
+    @torch.no_grad()
+    def refresh_master_weights(self, params: Iterable[torch.Tensor] | None = None) -> None:
+        """Start masters again from the parameters as they are now, after something else than a step wrote to them.
+
+        Args:
+            params: whose; None: of all. A parameter without a master, or not stepped yet, needs nothing.
+
+        Raises:
+            ArgumentError: a parameter of another optimizer; no master has changed then.
+        """
+        own = {id(p): p for group in self.param_groups for p in group["params"]}
+        chosen = list(own.values()) if params is None else list(params)
+        if any(id(param) not in own for param in chosen):
+            raise ArgumentError(
+                f"{type(self).__name__}.refresh_master_weights: params",
+                got="a parameter that is in no group",
+                accepted="parameters of this optimizer",
+                todo="pass those, or none for all",
+            )
+        for param in chosen:
+            if self.state.get(param, {}).pop(MASTER, None) is not None:
+                self._start_master(param)
+
     def _value(self, param: torch.Tensor) -> torch.Tensor:
         """The fp32 value that a step starts from."""
         return self.get_unscaled_state(param, MASTER) if self.has_master(param) else fp32_value(param)
@@ -217,10 +250,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         A state of the dtype it is kept in is copied bit for bit, another one is encoded anew.
 
         Raises:
-            CheckpointError: other states, shapes, or numbers of steps; nothing has changed then.
+            CheckpointError: no state dict, or one of another kind of optimizer; other states, shapes, or numbers of
+                steps; nothing has changed then.
             ArgumentError: settings that this optimizer does not have; nothing has changed then.
             ValueError: torch's own, where groups or their sizes differ.
         """
+        check_layout(self, state_dict)
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         indices = [index for group in state_dict["param_groups"] for index in group["params"]]
         given = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -42,6 +42,8 @@ class FusedSGD(FusedOptimizer):
             bool.
         UnsupportedError: ``materialize_master_grads``, ``set_grad_none``.
     """
+
+    saved_settings: ClassVar[tuple[str, ...]] = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
 
     def __init__(
         self,

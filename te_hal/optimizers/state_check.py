@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,11 +11,40 @@ from te_hal.optimizers.scaled_state import STATE_DTYPES, is_scaled
 from te_hal.schema.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from te_hal.optimizers.fused_optimizer import FusedOptimizer
 
 _READABLE = (*STATE_DTYPES, torch.float64, torch.int16)
+
+
+def check_layout(optimizer: FusedOptimizer, state_dict: object) -> None:
+    """Check that it is an optimizer's state dict, and one whose groups have the settings of this kind of optimizer.
+
+    Raises:
+        CheckpointError: the first thing that is missing.
+    """
+    accepted, todo = "a dict with 'state' and 'param_groups'", "pass what state_dict() of such an optimizer returned"
+    if not isinstance(state_dict, Mapping):
+        raise _refused(optimizer, f"a {type(state_dict).__name__}", accepted, todo)
+    state, groups = state_dict.get("state"), state_dict.get("param_groups")
+    if not isinstance(state, Mapping) or not isinstance(groups, Sequence):
+        keys = ", ".join(map(repr, state_dict)) or "no keys"
+        raise _refused(optimizer, f"a dict with {keys}", accepted, todo)
+    if not all(isinstance(entry, Mapping) for entry in state.values()):
+        raise _refused(optimizer, "a state that is no dict for each parameter", accepted, todo)
+    for number, group in enumerate(groups):
+        if not isinstance(group, Mapping) or not isinstance(group.get("params"), Sequence):
+            raise _refused(optimizer, f"group {number} without 'params'", "groups with their parameters' numbers", todo)
+        missing = [name for name in optimizer.saved_settings if name not in group]
+        if missing:
+            settings = [str(name) for name in group if name != "params"]
+            got = f"group {number} without {', '.join(missing)}, but with {', '.join(settings) or 'nothing'}"
+            todo = "load what this optimizer or its namesake in torch.optim saved; this is another kind's"
+            raise _refused(optimizer, got, f"groups with {', '.join(optimizer.saved_settings)}", todo)
+        for entry in [group, *(state[index] for index in group["params"] if index in state)]:
+            step = entry.get("step", 0)
+            one = isinstance(step, torch.Tensor) and step.numel() == 1
+            if step is not None and not isinstance(step, (int, float)) and not one:
+                raise _refused(optimizer, f"group {number} with step {step!r}", "a number of steps", todo)
 
 
 def check_state(
