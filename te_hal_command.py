@@ -9,10 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 
 def main() -> None:
@@ -25,10 +21,15 @@ def main() -> None:
     app = load_app()
     if listens:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    app()
+    try:
+        app()
+    finally:
+        if listens:
+            # Nothing is left to do, and no exception has a place to go while the interpreter is taken down.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _end_at_once(number: int, _frame: FrameType | None) -> None:
+def _end_at_once(number: int, _frame: object) -> None:
     os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, b"te-hal: stopped before it had started\n")
     os._exit(128 + number)
 
