@@ -9,8 +9,6 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-#: The one module beside the package: what starts the command.
-STARTER = "te_hal_command.py"
 SHIPPED = {".py", ".pyi", ".typed", ".toml", ".md", ".h", ".mu", ".muh", ".cpp"}
 
 
@@ -35,13 +33,13 @@ def problems(dist: Path) -> list[str]:
     with tarfile.open(sdist) as archive:
         in_sdist = {name.partition("/")[2] for name in archive.getnames()}
 
-    expected = {*package_files(ROOT / "te_hal", "te_hal"), STARTER}
+    expected = package_files(ROOT / "te_hal", "te_hal")
     found = [f"{wheel.name}: lacks {name}" for name in sorted(expected - in_wheel)]
     found += [f"{sdist.name}: lacks {name}" for name in sorted(expected - in_sdist)]
     found += [
-        f"{wheel.name}: installs {name} beside te_hal and {STARTER}"
+        f"{wheel.name}: installs {name} outside te_hal"
         for name in sorted(in_wheel)
-        if not (name.startswith("te_hal/") or name == STARTER or name.split("/")[0].endswith(".dist-info"))
+        if not (name.startswith("te_hal/") or name.split("/")[0].endswith(".dist-info"))
     ]
     return found
 

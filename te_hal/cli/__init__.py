@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -14,8 +16,28 @@ LIBRARIES = ("typer", "rich", "matplotlib")
 
 
 def main() -> None:
-    """Run the command line and exit with its status: 0 done, 1 failed, 2 wrong input, 130 stopped by Ctrl-C."""
-    load_app()()
+    """Run the command line and exit with its status: 0 done, 1 failed, 2 wrong input, 130 stopped by Ctrl-C.
+
+    Ctrl-C while the command's libraries are loaded ends it in one line: in the middle of a compiled module's import it
+    may come out as another error, or end the interpreter in a crash.
+    """
+    listens = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if listens:
+        signal.signal(signal.SIGINT, _end_at_once)
+    app = load_app()
+    if listens:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        app()
+    finally:
+        if listens:
+            # Nothing is left to do, and no exception has a place to go while the interpreter is taken down.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _end_at_once(number: int, _frame: object) -> None:
+    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, b"te-hal: stopped before it had started\n")
+    os._exit(128 + number)
 
 
 def load_app() -> Callable[[], None]:

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -142,14 +141,17 @@ def test_a_file_that_is_half_written_when_the_process_ends_is_removed(tmp_path):
     assert (done.returncode, list(tmp_path.iterdir())) == (130, [])
 
 
-def test_ctrl_c_while_torch_is_imported_ends_the_command_in_one_line():
-    starter = Path(__file__).resolve().parent.parent.parent / "te_hal_command.py"
-    process = subprocess.Popen([sys.executable, str(starter), "backends"], stderr=subprocess.PIPE, text=True)
-    while "libtorch_cpu" not in Path(f"/proc/{process.pid}/maps").read_text():
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (130, "te-hal: stopped before it had started\n")
+LOADING = """
+import os, signal
+import te_hal.cli as cli
+cli.load_app = lambda: os.kill(os.getpid(), signal.SIGINT)
+cli.main()
+"""
+
+
+def test_ctrl_c_while_the_command_is_loaded_ends_it_in_one_line():
+    done = subprocess.run([sys.executable, "-c", LOADING], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "te-hal: stopped before it had started\n")
 
 
 def test_a_matplotlib_that_cannot_be_imported_is_found_before_training(command_line, monkeypatch):
