@@ -97,6 +97,7 @@ FLAG_OF_ANOTHER_VALUE = {
         "amax_epsilon": 0.5,
         "power_of_2": True,
     },
+    "quantize in 4 bits": {"dtype": torch.uint8, "mode": "nvfp4", "rounding_seed": 7},
     "dequantize": {"out_dtype": torch.float16},
     "compute_scale": {"fp8_max": 57344.0, "epsilon": 1.0, "power_of_2": True, "value_for_inf": 2.0},
     "update_delayed_scale": {"fp8_max": 57344.0, "margin": 2, "amax_compute_algo": "most_recent"},
@@ -112,12 +113,12 @@ FLAG_OF_ANOTHER_VALUE = {
 }
 
 
-@pytest.mark.parametrize("op", FLAG_OF_ANOTHER_VALUE)
-def test_every_flag_reaches_the_kernel_with_the_value_given(op: str) -> None:
+@pytest.mark.parametrize("call", FLAG_OF_ANOTHER_VALUE)
+def test_every_flag_reaches_the_kernel_with_the_value_given(call: str) -> None:
     register_backend(recording_backend(record := {}))
+    op, flags = call.split(maxsplit=1)[0], FLAG_OF_ANOTHER_VALUE[call]
     schema = SCHEMAS[op]
     variant = {"gemm": "fprop", "activation_fwd": "clamped_swiglu", "activation_bwd": "clamped_swiglu"}.get(op)
-    flags = FLAG_OF_ANOTHER_VALUE[op]
     # Blocks find their own scales.
     given = (
         arguments(schema, variant, every_operand=op == "gemm") | flags | ({"scale": None} if "mode" in flags else {})
@@ -125,4 +126,10 @@ def test_every_flag_reaches_the_kernel_with_the_value_given(op: str) -> None:
     with te_hal.use_backend("recorder"):
         getattr(ops, op)(**given)
     assert {name: record[name] for name in flags} == flags
-    assert set(flags) == {flag.name for flag in schema.flags} - {schema.variant}
+
+
+@pytest.mark.parametrize("op", sorted({call.split()[0] for call in FLAG_OF_ANOTHER_VALUE}))
+def test_no_flag_is_left_out_above(op: str) -> None:
+    schema = SCHEMAS[op]
+    tried = {name for call, flags in FLAG_OF_ANOTHER_VALUE.items() if call.split()[0] == op for name in flags}
+    assert tried == {flag.name for flag in schema.flags} - {schema.variant}
