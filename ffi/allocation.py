@@ -22,7 +22,7 @@ _ONE = (1,)
 class Empty(Protocol):
     """A new contiguous tensor of undefined content, on the calling thread's current device of the type."""
 
-    def __call__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def __call__(self, shape: Shape, dtype: torch.dtype, device: torch.device | str | None) -> torch.Tensor:
         """See the class."""
 
 
@@ -33,7 +33,7 @@ def empty_for(device_type: str) -> Empty:
     if empty_strided is None:
         return _empty
 
-    def empty(shape: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:  # noqa: ARG001 - the current one
+    def empty(shape: Shape, dtype: torch.dtype, device: torch.device | str | None) -> torch.Tensor:  # noqa: ARG001 - the current one
         if len(shape) == 2:  # noqa: PLR2004 - the usual case, without a loop
             rows, cols = shape
             strides: tuple[int, ...] = (cols or 1, 1)
@@ -48,7 +48,7 @@ def empty_for(device_type: str) -> Empty:
     return empty
 
 
-def _empty(shape: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _empty(shape: Shape, dtype: torch.dtype, device: torch.device | str | None) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device=device)
 
 

@@ -164,9 +164,7 @@ def activate(result: torch.Tensor, bias: torch.Tensor | None, stage: ActivationS
     """
     if stage.quantize is not None and call.quantizers is not None:
         quantizer, made = call.quantizers.input, call.plan.copies.input_made
-        cast = quantizer.fused_arguments(rowwise=made.rowwise, columnwise=made.columnwise)
-        storage: QuantizedStorage = stage.quantize(result, **stage.arguments, **cast)
-        quantizer.tell_observer(storage)
+        storage: QuantizedStorage = linear_steps.cast_by(quantizer, made, stage.quantize, result, **stage.arguments)[0]
         return storage
     if bias is None or in_one(result):
         output = stage.forward(_inside(result, bias), **stage.arguments, out_dtype=stage.key.dtype)
@@ -194,9 +192,9 @@ def activation_backward(
     key = call.plan.key
     if stage.backward_quantize is not None and call.quantizers is not None:
         quantizer, made = call.quantizers.grad_output, call.plan.copies.grad_made
-        cast = quantizer.fused_arguments(rowwise=made.rowwise, columnwise=made.columnwise)
-        storage, grad_bias = stage.backward_quantize(grad, result, **stage.arguments, bias_grad=key.bias_grad, **cast)
-        quantizer.tell_observer(storage)
+        storage, grad_bias = linear_steps.cast_by(
+            quantizer, made, stage.backward_quantize, grad, result, **stage.arguments, bias_grad=key.bias_grad
+        )
         return storage, grad_bias
     if bias is None:
         return linear_steps.grad_operand(stage.backward(grad, result, **stage.arguments, out_dtype=grad.dtype), call)

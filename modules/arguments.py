@@ -46,7 +46,7 @@ _FEATURES = {
     "symmetric_ar_type": "symmetric-memory all-reduce",
     "checkpoint": "recompute",
     "checkpoint_core_attention": "recompute of attention",
-    "sm_margin": "multiprocessors left free on NVIDIA GPUs",
+    "sm_margin": "multiprocessors that kernels leave free",
     "fp8_grad": "a quantized gradient of a norm",
     "window_size": "sliding-window attention",
     "bottom_right_diagonal": "another alignment of the causal mask than its type's",

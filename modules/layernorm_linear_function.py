@@ -115,8 +115,7 @@ class LayerNormLinearFunction(torch.autograd.Function):
         grad_weight = None
         if grad is not None:
             product = linear_steps.dgrad(grad, weight, call.linear.plan)
-            operand = plain_rows(kept) if isinstance(kept, torch.Tensor) else kept
-            grad_weight = linear_steps.wgrad(grad, operand, call.linear)
+            grad_weight = linear_steps.wgrad(grad, kept, call.linear)
             if product is not None:
                 of_input = through_norm(product, grad_normed, of_norm, call.norm.norm, ctx.input_shape)
         linear_steps.end_backward(call.linear)

@@ -140,8 +140,7 @@ class LayerNormMLPFunction(torch.autograd.Function):
             grad, grad_fc1_bias = activation_backward(product, result, later, call.activation, call.fc1)
             del product, result, fc2_input
             if grad is not None:
-                operand = plain_rows(fc1_input) if isinstance(fc1_input, torch.Tensor) else fc1_input
-                grad_fc1_weight = linear_steps.wgrad(grad, operand, call.fc1)
+                grad_fc1_weight = linear_steps.wgrad(grad, fc1_input, call.fc1)
                 product = linear_steps.dgrad(grad, fc1_weight, call.fc1.plan)
                 if product is not None:
                     of_norm_grads = through_norm(product, grad_normed, of_norm, call.norm.norm, ctx.input_shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
@@ -14,6 +14,8 @@ from te_hal.schema.formats import ScalingMode
 from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from te_hal.modules.linear_call import LinearCall
     from te_hal.modules.plan import LinearPlan
     from te_hal.quantization.linear_calls import Copies
@@ -25,6 +27,31 @@ if TYPE_CHECKING:
 def quantize(rows: torch.Tensor, quantizer: Quantizer, made: Copies, kernels: CastKernels) -> Operand:
     """The copies that gemms read, by kernels of a plan; a plain tensor from a quantizer that makes no codes."""
     return quantizer.operand(rows, rowwise=made.rowwise, columnwise=made.columnwise, kernels=kernels)
+
+
+def cast_by(
+    quantizer: Quantizer,
+    made: Copies,
+    kernel: Callable[..., Any],
+    *operands: torch.Tensor,
+    tensor: torch.Tensor | None = None,
+    **settings: Any,  # noqa: ANN401 - the op's
+) -> tuple[Any, ...]:
+    """The results of an op that computes and casts, its storage first; the quantizer's observer is told.
+
+    Args:
+        quantizer: says how the result is cast.
+        made: which copies of it.
+        kernel: of the op.
+        operands: of the op, its own.
+        tensor: what is cast, where it exists as a plain tensor.
+        settings: of the op, its own.
+    """
+    cast = quantizer.fused_arguments(rowwise=made.rowwise, columnwise=made.columnwise)
+    results = kernel(*operands, **settings, **cast)
+    results = results if isinstance(results, tuple) else (results,)
+    quantizer.tell_observer(results[0], tensor)
+    return results
 
 
 def input_operand(input: torch.Tensor, call: LinearCall) -> Operand:
@@ -78,9 +105,7 @@ def grad_operand(grad_output: torch.Tensor, call: LinearCall) -> tuple[Operand |
     rows = plain_rows(grad_output)
     if plan.bias_grad_quantize is None:
         return quantize(rows, quantizer, made, plan.casts.grad_output), _bias_grad(rows, plan)
-    arguments = quantizer.fused_arguments(rowwise=made.rowwise, columnwise=made.columnwise)
-    storage, grad_bias = plan.bias_grad_quantize(rows, **arguments)
-    quantizer.tell_observer(storage, rows)
+    storage, grad_bias = cast_by(quantizer, made, plan.bias_grad_quantize, rows, tensor=rows)
     return storage, grad_bias
 
 
@@ -128,6 +153,8 @@ def wgrad(grad: Operand, kept: Operand | None, call: LinearCall) -> torch.Tensor
         StateError: ``main_grad`` is gone or does not fit any more.
     """
     plan, key, quantizers = call.plan, call.plan.key, call.quantizers
+    if isinstance(kept, torch.Tensor):
+        kept = plain_rows(kept)
     if quantizers is not None and key.keeps_original_input and isinstance(kept, torch.Tensor):
         kept = quantize(kept, quantizers.input, plan.copies.input_remade, plan.casts.input_again)
     if plan.wgrad is not None:

@@ -82,9 +82,7 @@ def normalise(
     made = call.plan.copies.input_made
     if stage.quantize is not None and call.quantizers is not None:
         quantizer = call.quantizers.input
-        cast = quantizer.fused_arguments(rowwise=made.rowwise, columnwise=made.columnwise)
-        storage, *statistics = stage.quantize(rows, *affine, **settings, **cast)
-        quantizer.tell_observer(storage)
+        storage, *statistics = linear_steps.cast_by(quantizer, made, stage.quantize, rows, *affine, **settings)
         return Normed(storage, None, tuple(statistics))
     output, *statistics = stage.norm.forward(rows, *affine, **settings)
     return Normed(linear_steps.input_operand(output, call), output, tuple(statistics))

@@ -71,7 +71,7 @@ def quantize_blocks(
     target = out
     if target is None:
         shape, device, empty = tuple(values.shape), values.device, native.empty
-        target = QuantizedStorage.empty(kind, shape, values.dtype, device, empty)  # type: ignore[arg-type] # on a device
+        target = QuantizedStorage.empty(kind, shape, values.dtype, device, empty)
     arguments: list[int] = []
     spares: list[Spare] = []
     for rowwise, wanted in ((True, kind.rowwise), (False, kind.columnwise)):

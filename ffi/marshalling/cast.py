@@ -9,13 +9,13 @@ import torch
 from te_hal.ffi import codes
 from te_hal.ffi.marshal import NOTHING_TO_READ, address, check_writable, contiguous, rows_and_cols
 from te_hal.ffi.marshalling.block_cast import dequantize_blocks, quantize_blocks
-from te_hal.ffi.marshalling.result_storage import empty_storage, kind_of
+from te_hal.ffi.marshalling.result_storage import kind_of
 from te_hal.schema.errors import StateError
 from te_hal.schema.formats import ColumnwiseOrder, ScalingMode
+from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
     from te_hal.ffi.native import Native
-    from te_hal.schema.storage import QuantizedStorage
 
 _DTYPES = codes.DTYPES
 _ORDERS = codes.ORDERS
@@ -44,7 +44,7 @@ def quantize(
     values = input if input.is_contiguous() else contiguous(input)
     if out is None:
         kind = kind_of(dtype, mode, rowwise, columnwise, columnwise_order)
-        target = empty_storage(native, kind, tuple(values.shape), values.dtype, values.device)
+        target = QuantizedStorage.empty(kind, tuple(values.shape), values.dtype, values.device, native.empty)
         _cast(native, values, scale, amax, target)
         return target
     target = dense_target(out)

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from te_hal.ffi import codes
 from te_hal.ffi.marshal import address, check_writable
-from te_hal.ffi.marshalling.result_storage import empty_storage, kind_of
+from te_hal.ffi.marshalling.result_storage import kind_of
 from te_hal.schema.formats import ColumnwiseOrder, ScalingMode
+from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
     import torch
 
     from te_hal.ffi.native import Native
-    from te_hal.schema.storage import QuantizedStorage
 
 
 class CastFlags(NamedTuple):
@@ -64,7 +64,7 @@ class FusedCast:
         if amax is not None:
             check_writable(native, op, "amax", amax)
         kind = kind_of(flags.dtype, flags.mode, flags.rowwise, flags.columnwise, flags.columnwise_order)
-        self.storage: QuantizedStorage = empty_storage(native, kind, shape, like.dtype, like.device)
+        self.storage = QuantizedStorage.empty(kind, shape, like.dtype, like.device, native.empty)
         self.mode = codes.MODE_TENSOR_CURRENT if scale is None else codes.MODES[ScalingMode.TENSOR]
         self.flags = codes.FLAG_POWER_OF_2 if flags.power_of_2 else 0
         self._scale, self._amax, self._epsilon = scale, amax, flags.amax_epsilon

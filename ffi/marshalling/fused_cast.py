@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from te_hal.ffi import codes
 from te_hal.ffi.marshal import NOTHING_TO_READ, address, check_writable, contiguous, rows_and_cols, scratch
 from te_hal.ffi.marshalling.cast import copy_back, dense_target
-from te_hal.ffi.marshalling.result_storage import empty_storage, kind_of
+from te_hal.ffi.marshalling.result_storage import kind_of
 from te_hal.schema.formats import ColumnwiseOrder, ScalingMode
+from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
     import torch
 
     from te_hal.ffi.native import Native
-    from te_hal.schema.storage import QuantizedStorage
 
 _DTYPES = codes.DTYPES
 _ORDERS = codes.ORDERS
@@ -43,7 +43,7 @@ def quantize_current(
     values = input if input.is_contiguous() else contiguous(input)
     if out is None:
         kind = kind_of(dtype, ScalingMode.TENSOR, rowwise, columnwise, columnwise_order)
-        target = empty_storage(native, kind, tuple(values.shape), values.dtype, values.device)
+        target = QuantizedStorage.empty(kind, tuple(values.shape), values.dtype, values.device, native.empty)
     else:
         target = dense_target(out)
     _cast_by_own_amax(native, values, target, amax_epsilon, power_of_2)
@@ -107,7 +107,7 @@ def bias_grad_quantize(
     rows, cols = values.shape
     device = values.device
     kind = kind_of(dtype, mode, rowwise, columnwise, columnwise_order)
-    target = empty_storage(native, kind, (rows, cols), values.dtype, device)
+    target = QuantizedStorage.empty(kind, (rows, cols), values.dtype, device, native.empty)
     grad_bias = native.empty((cols,), values.dtype, device)
     code, own = _DTYPES[values.dtype], _GIVEN if scale is not None else _OWN
     row, row_scale_inv, col, col_scale_inv = target.tensors()

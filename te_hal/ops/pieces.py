@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 #: touched for the first time, as fp32 results of that size are, costs another 5 ms each.
 PIECE = 1 << 17
 #: Rows of a piece are a multiple of this: what does not fill a vector torch computes another way, with other last bits.
+#: So with one thread pieces give the bits of the whole. With several, torch cuts a tensor by their number as well, and
+#: last bits belong to that number, with pieces and without.
 _ROWS = 32
 
 

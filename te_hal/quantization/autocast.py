@@ -10,11 +10,12 @@ import torch
 
 from te_hal.quantization.amax_reduction import check_group, check_single_process
 from te_hal.quantization.availability import get_default_recipe
+from te_hal.quantization.block_arguments import check_block
 from te_hal.quantization.recipe_support import check_forced_backend
 from te_hal.quantization.scaling_state import check_is_built
 from te_hal.quantization.updates import UpdateQueue, current_queue, discard_waiting
 from te_hal.recipe import DelayedScaling, Recipe
-from te_hal.schema.errors import ArgumentTypeError, StateError, UnsupportedError
+from te_hal.schema.errors import StateError, UnsupportedError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -111,15 +112,7 @@ class autocast:  # noqa: N801 - Transformer Engine's spelling
         amax_reduction_group: ProcessGroup | None = None,
         _graph: bool = False,
     ) -> None:
-        for name, value in (("enabled", enabled), ("calibrating", calibrating), ("_graph", _graph)):
-            _check_bool(name, value)
-        if recipe is not None and not isinstance(recipe, Recipe):
-            raise ArgumentTypeError(
-                "autocast: recipe",
-                got=f"a {type(recipe).__name__}",
-                accepted="an object of a class in te_hal.recipe, or None",
-                todo="pass te_hal.recipe.DelayedScaling() or te_hal.recipe.Float8CurrentScaling()",
-            )
+        check_block("autocast", {"enabled": enabled, "calibrating": calibrating, "_graph": _graph}, recipe)
         if _graph:
             raise UnsupportedError(
                 "autocast: _graph", got="True", accepted="False", todo="capture into a device graph is not built yet"
@@ -182,16 +175,6 @@ def _warn_that_nothing_quantizes() -> None:
             "te.autocast: no module of te_hal ran inside, so it changed nothing; FP8 is for te.Linear, "
             "te.LayerNormLinear, te.LayerNormMLP, te.TransformerLayer in the place of torch's modules. Said once.",
             stacklevel=3,
-        )
-
-
-def _check_bool(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise ArgumentTypeError(
-            f"autocast: {name}",
-            got=f"a recipe, {type(value).__name__}" if isinstance(value, Recipe) else repr(value),
-            accepted="True, False",
-            todo="pass a recipe as recipe=..." if isinstance(value, Recipe) else "pass a bool",
         )
 
 

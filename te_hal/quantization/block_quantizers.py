@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from te_hal.quantization.quantizer import OPS, CastKernels, Quantizer
+from te_hal.quantization.quantizer_arguments import check_amax_epsilon, wrong
 from te_hal.quantization.square_mxfp8 import quantize_squares
-from te_hal.schema.errors import ArgumentError, UnsupportedError
+from te_hal.schema.errors import UnsupportedError
 from te_hal.schema.flags import check_flags
-from te_hal.schema.formats import FLOAT32_MAX, ColumnwiseOrder, ScalingMode
+from te_hal.schema.formats import ColumnwiseOrder, ScalingMode
 
 if TYPE_CHECKING:
     import torch
@@ -111,12 +112,9 @@ class Float8BlockQuantizer(BlockQuantizer):
     ) -> None:
         name = "Float8BlockQuantizer"
         if isinstance(block_scaling_dim, bool) or block_scaling_dim not in _DIMS:
-            raise _wrong(f"{name}: block_scaling_dim", block_scaling_dim, "1 (1x128 blocks), 2 (128x128 blocks)")
-        number = isinstance(amax_epsilon, (int, float)) and not isinstance(amax_epsilon, bool)
-        if not number or not 0 <= amax_epsilon <= FLOAT32_MAX:
-            raise _wrong(f"{name}: amax_epsilon", amax_epsilon, "a number from 0 to fp32's largest")
+            raise wrong(f"{name}: block_scaling_dim", block_scaling_dim, "1 (1x128 blocks), 2 (128x128 blocks)")
         check_flags(name, {"force_pow_2_scales": force_pow_2_scales})
-        settings = {"amax_epsilon": float(amax_epsilon), "power_of_2": force_pow_2_scales}
+        settings = {"amax_epsilon": check_amax_epsilon(name, amax_epsilon), "power_of_2": force_pow_2_scales}
         mode = _DIMS[block_scaling_dim]
         super().__init__(fp8_dtype, mode, rowwise=rowwise, columnwise=columnwise, settings=settings)
 
@@ -221,11 +219,7 @@ class MTFP8Quantizer(BlockQuantizer):
         columnwise: bool = True,
     ) -> None:
         if block_n != _TILE or block_m not in (1, _TILE):
-            raise _wrong("MTFP8Quantizer: block_m, block_n", (block_m, block_n), "(1, 128), (128, 128)")
+            raise wrong("MTFP8Quantizer: block_m, block_n", (block_m, block_n), "(1, 128), (128, 128)")
         mode = ScalingMode.MTFP8_1X128 if block_m == 1 else ScalingMode.MTFP8_128X128
         super().__init__(fp8_dtype, mode, rowwise=rowwise, columnwise=columnwise)
         self.columnwise_order = ColumnwiseOrder.SAME
-
-
-def _wrong(where: str, value: object, accepted: str) -> ArgumentError:
-    return ArgumentError(where, got=repr(value), accepted=accepted, todo="correct the argument")

@@ -8,7 +8,9 @@ import torch
 
 from te_hal.quantization.amax_reduction import check_group, check_single_process
 from te_hal.quantization.quantizer import OPS, CastKernels, Quantizer
+from te_hal.quantization.quantizer_arguments import check_amax_epsilon
 from te_hal.schema.errors import ArgumentError
+from te_hal.schema.flags import check_flags
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -30,7 +32,7 @@ class Float8CurrentScalingQuantizer(Quantizer):
         amax_epsilon: floor of amax.
 
     Raises:
-        ArgumentError: ``amax_epsilon`` is negative or no number; ``force_pow_2_scales`` no bool.
+        ArgumentError: ``amax_epsilon`` is no number from 0 to fp32's largest; ``force_pow_2_scales`` no bool.
         UnsupportedError: ``with_amax_reduction`` over several processes.
     """
 
@@ -51,12 +53,10 @@ class Float8CurrentScalingQuantizer(Quantizer):
         check_group(f"{name}: amax_reduction_group", amax_reduction_group)
         if with_amax_reduction:
             check_single_process(f"{name}: with_amax_reduction", amax_reduction_group)
-        _check(f"{name}: force_pow_2_scales", force_pow_2_scales, isinstance(force_pow_2_scales, bool), "True, False")
-        number = isinstance(amax_epsilon, (int, float)) and not isinstance(amax_epsilon, bool) and amax_epsilon >= 0
-        _check(f"{name}: amax_epsilon", amax_epsilon, number, "a number of at least 0")
+        check_flags(name, {"force_pow_2_scales": force_pow_2_scales})
         self.device = None if device is None else torch.device(device)
         self.force_pow_2_scales = force_pow_2_scales
-        self.amax_epsilon = float(amax_epsilon)
+        self.amax_epsilon = check_amax_epsilon(name, amax_epsilon)
 
     def quantize_storage(
         self,
@@ -107,8 +107,3 @@ class Float8CurrentScalingQuantizer(Quantizer):
 
     def calibrate(self, tensor: torch.Tensor) -> None:
         """Nothing to record: the scale always comes from the tensor at hand."""
-
-
-def _check(where: str, value: object, right: bool, accepted: str) -> None:
-    if not right:
-        raise ArgumentError(where, got=repr(value), accepted=accepted, todo="correct the argument")

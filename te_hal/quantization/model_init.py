@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
+from te_hal.quantization.block_arguments import check_block
 from te_hal.quantization.recipe_support import check_forced_backend
 from te_hal.recipe import (
     DelayedScaling,
@@ -15,7 +16,7 @@ from te_hal.recipe import (
     NVFP4BlockScaling,
     Recipe,
 )
-from te_hal.schema.errors import ArgumentTypeError, StateError, UnsupportedError
+from te_hal.schema.errors import StateError, UnsupportedError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -79,16 +80,8 @@ class quantized_model_init:  # noqa: N801 - Transformer Engine's spelling
     def __init__(
         self, enabled: bool = True, recipe: Recipe | None = None, preserve_high_precision_init_val: bool = False
     ) -> None:
-        flags = (("enabled", enabled), ("preserve_high_precision_init_val", preserve_high_precision_init_val))
-        for name, value in flags:
-            _check_flag(name, value)
-        if recipe is not None and not isinstance(recipe, Recipe):
-            raise ArgumentTypeError(
-                "quantized_model_init: recipe",
-                got=f"a {type(recipe).__name__}",
-                accepted="an object of a class in te_hal.recipe, or None",
-                todo="pass te_hal.recipe.Float8CurrentScaling()",
-            )
+        flags = {"enabled": enabled, "preserve_high_precision_init_val": preserve_high_precision_init_val}
+        check_block("quantized_model_init", flags, recipe)
         self._init = ModelInit(recipe or DelayedScaling(), preserve_high_precision_init_val) if enabled else None
         self._frames: list[ModelInit | None] | None = None
 
@@ -111,12 +104,6 @@ class quantized_model_init:  # noqa: N801 - Transformer Engine's spelling
         if self._frames is not None:
             self._frames.pop()
             self._frames = None
-
-
-def _check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        where = f"quantized_model_init: {name}"
-        raise ArgumentTypeError(where, got=repr(value), accepted="True, False", todo="pass a bool")
 
 
 def _check_recipe(recipe: Recipe) -> None:

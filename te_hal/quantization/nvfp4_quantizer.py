@@ -8,7 +8,9 @@ import torch
 
 from te_hal.quantization.amax_reduction import check_group, check_single_process
 from te_hal.quantization.block_quantizers import BlockQuantizer
-from te_hal.schema.errors import ArgumentError, UnsupportedError
+from te_hal.quantization.quantizer_arguments import wrong
+from te_hal.schema.errors import UnsupportedError
+from te_hal.schema.flags import check_flags
 from te_hal.schema.formats import E2M1, DType, ScalingMode
 
 if TYPE_CHECKING:
@@ -67,7 +69,7 @@ class NVFP4Quantizer(BlockQuantizer):
         with_random_sign_mask: bool = True,
     ) -> None:
         if fp4_dtype not in (DType.kFloat4E2M1, E2M1):
-            raise _wrong("fp4_dtype", fp4_dtype, "te.DType.kFloat4E2M1")
+            raise wrong("NVFP4Quantizer: fp4_dtype", fp4_dtype, "te.DType.kFloat4E2M1")
         _refuse_others(
             row_scaled_nvfp4=row_scaled_nvfp4,
             nvfp4_use_4over6=nvfp4_use_4over6,
@@ -84,13 +86,13 @@ class NVFP4Quantizer(BlockQuantizer):
             "with_2d_quantization": with_2d_quantization,
             "stochastic_rounding": stochastic_rounding,
         }
-        for name, value in flags.items():
-            if not isinstance(value, bool):
-                raise _wrong(name, value, "True, False")
+        check_flags("NVFP4Quantizer", flags)
         if with_rht is not with_post_rht_amax:
-            raise _wrong("with_post_rht_amax", with_post_rht_amax, f"{with_rht}, as with_rht: amax is of what is cast")
+            accepted = f"{with_rht}, as with_rht: amax is of what is cast"
+            raise wrong("NVFP4Quantizer: with_post_rht_amax", with_post_rht_amax, accepted)
         if with_2d_quantization and (with_rht or stochastic_rounding):
-            raise _wrong("with_2d_quantization", value=True, accepted="it alone: both copies hold the same codes")
+            accepted = "it alone: both copies hold the same codes"
+            raise wrong("NVFP4Quantizer: with_2d_quantization", value=True, accepted=accepted)
         mode = ScalingMode.NVFP4_HADAMARD if with_rht else ScalingMode.NVFP4
         mode = ScalingMode.NVFP4_16X16 if with_2d_quantization else mode
         super().__init__(E2M1, mode, rowwise=rowwise, columnwise=columnwise)
@@ -122,7 +124,3 @@ def _refuse_others(**given: object) -> None:
             raise UnsupportedError(
                 f"NVFP4Quantizer: {name}", got=repr(value), accepted=f"{taken!r}: {reason}", todo="leave it out"
             )
-
-
-def _wrong(name: str, value: object, accepted: str) -> ArgumentError:
-    return ArgumentError(f"NVFP4Quantizer: {name}", got=repr(value), accepted=accepted, todo="correct the argument")

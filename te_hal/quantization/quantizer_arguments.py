@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
-from te_hal.schema.formats import FLOATS
+from te_hal.schema.formats import FLOAT32_MAX, FLOATS
 
 
 def check_plain(where: str, tensor: object) -> None:
@@ -49,6 +49,22 @@ def check_usage(where: str, usage: object) -> None:
         raise ArgumentError(
             where, got=repr(usage), accepted="True, False, None", todo="pass a bool, or None to leave it as it is"
         )
+
+
+def check_amax_epsilon(where: str, value: object) -> float:
+    """A floor of amax, as the ops take it: kernels that a plan has bound check nothing.
+
+    Raises:
+        ArgumentError: no number from 0 to fp32's largest.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= FLOAT32_MAX:
+        raise wrong(f"{where}: amax_epsilon", value, "a number from 0 to fp32's largest")
+    return float(value)
+
+
+def wrong(where: str, value: object, accepted: str) -> ArgumentError:
+    """The error for an argument that is not among what is accepted."""
+    return ArgumentError(where, got=repr(value), accepted=accepted, todo="correct the argument")
 
 
 def is_set(where: str, noop_flag: object) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from te_hal.recipe.recipe import MMParams, QParams, check_is, check_number
 from te_hal.schema.errors import ArgumentError, UnsupportedError
+from te_hal.schema.formats import FLOAT32_MAX
 
 if TYPE_CHECKING:
     from te_hal.recipe.recipe import Recipe
@@ -41,7 +42,7 @@ def check_qparams(recipe: Recipe) -> None:
         qparams = getattr(recipe, name)
         check_is(recipe, name, qparams, QParams)
         check_is(recipe, f"{name}.power_2_scale", qparams.power_2_scale, bool)
-        check_number(recipe, f"{name}.amax_epsilon", qparams.amax_epsilon, (float, int), 0.0)
+        check_number(recipe, f"{name}.amax_epsilon", qparams.amax_epsilon, (float, int), 0.0, FLOAT32_MAX)
         for extra in ("random_hadamard_transform", "stochastic_rounding", "fp4_2d_quantization"):
             if getattr(qparams, extra) is not False:
                 raise ArgumentError(

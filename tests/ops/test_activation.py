@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import golden_values
 import pytest
 import torch
@@ -11,6 +13,9 @@ from closeness import relative_error
 from te_hal import ops
 from te_hal.schema.activation import ACTIVATION_FWD, ACTIVATIONS, GATED
 from te_hal.schema.formats import FLOATS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 RECORDED = golden_values.load("functional")
 BOUND = ACTIVATION_FWD.contract.bound
@@ -137,9 +142,19 @@ def test_memory_order_does_not_matter_and_the_caller_keeps_its_tensors() -> None
     assert torch.equal(grad, before[1])
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """With several, torch itself cuts a whole tensor where vectors end, and the last bits there differ."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("shape", [(3, 333, 200), (96, 4000), (2, 200_000), (400_000,)], ids=str)
-def test_going_through_large_tensors_in_pieces_changes_no_bit(
+def test_with_one_thread_going_through_large_tensors_in_pieces_changes_no_bit(
     activation: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Compared with the same formulas on the whole: what they compute is held elsewhere.

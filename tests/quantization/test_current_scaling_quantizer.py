@@ -10,6 +10,7 @@ import torch
 from fp8_codes import codes_of
 
 import te_hal.modules as te
+from te_hal import recipe
 from te_hal.schema import formats
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
 
@@ -157,3 +158,16 @@ def test_reduction_over_one_process_is_nothing_to_do():
     assert made(torch.ones(2))._data.tolist() == [0x7E, 0x7E]
     with pytest.raises(ArgumentTypeError, match="amax_reduction_group: got a str"):
         te.Float8CurrentScalingQuantizer(E4M3, amax_reduction_group="dp")
+
+
+@pytest.mark.parametrize("epsilon", [-1.0, float("inf"), float("nan"), 1e39, True, "a"], ids=repr)
+@pytest.mark.parametrize("make", [te.Float8CurrentScalingQuantizer, te.Float8BlockQuantizer], ids=["current", "block"])
+def test_a_floor_of_amax_that_no_op_takes_is_refused_when_it_is_given(make, epsilon):
+    with pytest.raises(ArgumentError, match=r"amax_epsilon: got .*from 0 to fp32's largest"):
+        make(torch.float8_e4m3fn, amax_epsilon=epsilon)
+
+
+@pytest.mark.parametrize("epsilon", [float("inf"), 1e39, -1.0])
+def test_so_is_one_in_a_recipe(epsilon):
+    with pytest.raises(ArgumentError, match="amax_epsilon"):
+        recipe.Float8CurrentScaling().fp8_quant_fwd_inp = recipe.QParams(amax_epsilon=epsilon)

@@ -36,8 +36,9 @@ BAD = [
 BAD_QPARAMS = [
     (None, "QParams"),
     (QParams(power_2_scale=1), "bool"),
-    (QParams(amax_epsilon=-1.0), "at least 0"),
-    (QParams(amax_epsilon=float("nan")), "at least 0"),
+    (QParams(amax_epsilon=-1.0), "from 0.0 to 3.4028234663852886e+38"),
+    (QParams(amax_epsilon=float("nan")), "from 0.0 to 3.4028234663852886e+38"),
+    (QParams(amax_epsilon=float("inf")), "from 0.0 to 3.4028234663852886e+38"),
     (QParams(amax_epsilon="1e-4"), "float"),
     (QParams(amax_epsilon=None), "float"),
     (QParams(amax_epsilon=True), "float"),
