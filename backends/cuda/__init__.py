@@ -29,5 +29,6 @@ def create_backend() -> Backend:
         usable=functools.partial(device.usable, native),
         gemm_copies=gemm_copies,
         sdpa_kernels=_SDPA_KERNELS,
+        allocator=native,
         description="the MUSA kernels on NVIDIA GPUs, matrix products by torch",
     )

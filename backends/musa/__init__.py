@@ -27,5 +27,6 @@ def create_backend() -> Backend:
         supports=functools.partial(GEMM.supports, native),
         usable=functools.partial(device.usable, native),
         gemm_copies=reads_blocks_along_the_sum,
+        allocator=native,
         description="Moore Threads GPUs through torch_musa (never run on the hardware)",
     )

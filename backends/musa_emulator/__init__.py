@@ -25,5 +25,6 @@ def create_backend() -> Backend:
         supports=functools.partial(ask, native),
         usable=native.opens,
         gemm_copies=reads_blocks_along_the_sum,
+        allocator=native,
         description="the MUSA kernels on an emulated device, for CPU tensors; chosen by name only",
     )

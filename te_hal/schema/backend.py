@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from te_hal.schema.block_scales import SQUARE_MODES
 from te_hal.schema.formats import ColumnwiseOrder, ScalingMode
@@ -13,6 +13,8 @@ from te_hal.schema.support import SUPPORTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
 
     from te_hal.schema.formats import ElementFormat
     from te_hal.schema.support import Call, Support
@@ -54,6 +56,17 @@ def always_usable() -> Support:
     return SUPPORTED
 
 
+class Allocator(Protocol):
+    """What makes the memory of a backend's results, where that is not torch.empty.
+
+    Attributes:
+        empty: makes a contiguous tensor from shape, dtype and device. Kernels read the attribute at every call, so
+            that the conformance kit can put watched memory in its place.
+    """
+
+    empty: Callable[[Any, torch.dtype, Any], torch.Tensor]
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Backend:
     """An implementation of the op interface.
@@ -72,6 +85,7 @@ class Backend:
         columnwise_order: memory order of the columnwise copies that it makes and reads.
         sdpa_kernels: which kernels torch's scaled_dot_product_attention shall try on its devices, names of
             torch.nn.attention.SDPBackend, most wanted first; empty: torch's own order.
+        allocator: what makes the memory of its results; None: torch's public functions.
         description: one line for ``list_backends``.
     """
 
@@ -84,6 +98,7 @@ class Backend:
     gemm_copies: Callable[[str, ElementFormat, ScalingMode], GemmCopies] = reads_rowwise
     columnwise_order: ColumnwiseOrder = ColumnwiseOrder.TRANSPOSED
     sdpa_kernels: tuple[str, ...] = ()
+    allocator: Allocator | None = None
     description: str = ""
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,9 @@ from torch.overrides import TorchFunctionMode
 from te_hal.testing.placement import MARGIN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from te_hal.schema.backend import Allocator
 
 _SENTINEL = 0x3C
 #: Beyond, the copies would cost more than they show.
@@ -23,7 +26,7 @@ class WatchedAllocation(TorchFunctionMode):
     """While it is entered, torch.empty and its like give poisoned memory with sentinels on both sides.
 
     Only in the thread that entered it, and only of allocations that go through torch's own functions: what a kernel
-    library allocates for itself, or by a private way of torch's, is not seen.
+    library allocates for itself is not seen, and a private way of torch's only under :func:`through_torch`.
 
     Args:
         poison: the byte that new memory is filled with.
@@ -70,6 +73,24 @@ class WatchedAllocation(TorchFunctionMode):
         """Whether a tensor lies in watched memory."""
         start = tensor.untyped_storage().data_ptr()
         return any(arena.untyped_storage().data_ptr() == start for arena, _ in self._arenas)
+
+
+@contextlib.contextmanager
+def through_torch(allocator: Allocator | None) -> Iterator[None]:
+    """While it is entered, a backend's own allocator takes memory from torch.empty, which can be watched.
+
+    Args:
+        allocator: the backend's; None: it has none.
+    """
+    if allocator is None:
+        yield
+        return
+    own = allocator.empty
+    allocator.empty = lambda shape, dtype, device: torch.empty(shape, dtype=dtype, device=device)
+    try:
+        yield
+    finally:
+        allocator.empty = own
 
 
 def _is_plain(made: Any) -> bool:  # noqa: ANN401

@@ -15,7 +15,7 @@ from te_hal.schema.errors import StateError
 from te_hal.schema.storage import QuantizedStorage
 from te_hal.schema.support import Code
 from te_hal.schema.validate import describe_call
-from te_hal.testing.allocation import WatchedAllocation
+from te_hal.testing.allocation import WatchedAllocation, through_torch
 from te_hal.testing.diagnosis import diagnose
 from te_hal.testing.expectation import expected, named
 from te_hal.testing.finding import Finding, Kind, Outcome, Status
@@ -153,7 +153,7 @@ def _call(
     """The kernel's result, () where the op has none; None and what came instead where it raised."""
     watch = WatchedAllocation(poison)
     try:
-        with watch:
+        with watch, through_torch(tested.backend.allocator):
             result = kernel(placed.arguments)
     except NotImplementedError as error:
         return None, None, [Finding(Kind.LIE, f"{type(error).__name__}: {error}")]
