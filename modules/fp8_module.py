@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -14,9 +14,9 @@ from te_hal.modules.scaling_module import ScalingModule
 from te_hal.modules.weight_cache import WeightCache
 from te_hal.quantization import QuantizedTensor
 from te_hal.quantization.custom_state import custom_formats
-from te_hal.quantization.operand_formats import recipe_formats
+from te_hal.quantization.operand_formats import override_of, recipe_formats
 from te_hal.recipe import CustomRecipe
-from te_hal.schema.errors import ArgumentError
+from te_hal.schema.errors import ArgumentError, UnsupportedError
 from te_hal.schema.formats import FLOATS
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ class Fp8Module(ScalingModule):
         fp8_calibration: whether the last forward calibrated.
         quantized_weights: those that live in FP8.
     """
+
+    #: Whether a recipe's ``backward_override`` is followed; else it is refused.
+    takes_backward_override: ClassVar[bool] = False
 
     def __init__(self, name: str | None, plans: PlanCache[Any, Any]) -> None:
         super().__init__(name)
@@ -89,12 +92,22 @@ class Fp8Module(ScalingModule):
 
         Raises:
             ArgumentError: answers of the factory that cannot serve.
+            UnsupportedError: a recipe with a ``backward_override`` that the module does not have.
         """
         if not frame.enabled or frame.recipe is None:
             return None
+        override = override_of(frame.recipe)
+        if override is not None and not self.takes_backward_override:
+            raise UnsupportedError(
+                f"{self.label}: backward_override",
+                got=repr(override),
+                accepted="None for this module; te.Linear and te.LayerNormLinear have both others",
+                todo="leave it out of the recipe, or run this module under a recipe of its own",
+            )
         if not isinstance(frame.recipe, CustomRecipe):
             return recipe_formats(frame.recipe)
-        return custom_formats(self._custom_scaling(frame.recipe, device).states, gemm)  # type: ignore[arg-type] # custom ones
+        states = self._custom_scaling(frame.recipe, device).states
+        return custom_formats(states, gemm).with_override(override)  # type: ignore[arg-type] # custom ones
 
     def leave_recipe(self, before: Recipe | None, after: Recipe) -> None:
         """Say that weights kept for ``is_first_microbatch`` go."""

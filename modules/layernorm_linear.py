@@ -110,6 +110,8 @@ class LayerNormLinear(Fp8Module):
             number; a flag that is no bool; a dtype that no gemm takes; no device.
     """
 
+    takes_backward_override = True
+
     def __init__(
         self,
         in_features: int,

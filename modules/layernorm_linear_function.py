@@ -72,13 +72,14 @@ class LayerNormLinearFunction(torch.autograd.Function):
         calibrate(call.calibrates, normed.output)
         weight_operand = weight if quantized_weight is None else quantized_weight
         output = linear_steps.fprop(normed.operand, weight_operand, bias, plan)
-        kept = linear_steps.kept_input(normed.operand, plan)
+        kept = linear_steps.kept_input(normed.operand, plan, normed.output)
         returned = None
         if call.returns_norm and normed.output is not None:
             returned = as_result(normed.output, input.shape)
             kept = returned if isinstance(kept, torch.Tensor) else kept  # so that a later write to it is noticed
         of_norm = (rows, gamma, *normed.statistics) if plan.key.dgrad else ()
-        tensors, ctx.rebuilds = prepare_for_saving(kept, linear_steps.kept_weight(weight_operand, plan), *of_norm)
+        kept_weight = linear_steps.kept_weight(weight_operand, plan, weight)
+        tensors, ctx.rebuilds = prepare_for_saving(kept, kept_weight, *of_norm)
         ctx.save_for_backward(*tensors)
         ctx.call, ctx.input_shape = call, input.shape
         result = linear_steps.quantized_output(as_result(output, (*input.shape[:-1], output.shape[-1])), call.linear)

@@ -63,7 +63,8 @@ class Linear(Fp8Module):
         parameters_split: names (a tuple: equal parts) or a mapping from name to rows: the weight (and bias) as
             several parameters ``<name>_weight``, ``<name>_bias`` that act as one.
         device: None: the current backend's.
-        save_original_input: keep the unquantized input for backward and quantize it again there.
+        save_original_input: keep the unquantized input for backward and quantize it again there. Without effect under a
+            recipe with a ``backward_override``, which says what is kept.
         name: for messages.
         sequence_parallel, tp_group, tp_size, parallel_mode, ub_overlap_ag, ub_overlap_rs, ub_overlap_rs_dgrad,
             ub_bulk_dgrad, ub_bulk_wgrad, ub_name, delay_wgrad_compute, symmetric_ar_type: of later features; anything
@@ -73,6 +74,8 @@ class Linear(Fp8Module):
         UnsupportedError: an argument of a later feature.
         ArgumentError: sizes or splits that do not fit; a flag that is no bool; a dtype that no gemm takes; no device.
     """
+
+    takes_backward_override = True
 
     def __init__(
         self,

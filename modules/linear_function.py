@@ -46,8 +46,11 @@ class LinearFunction(torch.autograd.Function):
         weight_operand = weight if quantized_weight is None else quantized_weight
         input_operand = linear_steps.input_operand(input, call)
         output = linear_steps.fprop(input_operand, weight_operand, bias, plan)
-        kept = plain_rows(input) if plan.key.keeps_original_input else linear_steps.kept_input(input_operand, plan)
-        tensors, ctx.rebuilds = prepare_for_saving(kept, linear_steps.kept_weight(weight_operand, plan))
+        if plan.key.keeps_original_input:
+            kept: linear_steps.Operand | None = plain_rows(input)
+        else:
+            kept = linear_steps.kept_input(input_operand, plan, input)
+        tensors, ctx.rebuilds = prepare_for_saving(kept, linear_steps.kept_weight(weight_operand, plan, weight))
         ctx.save_for_backward(*tensors)
         ctx.call, ctx.input_shape = call, input.shape
         return linear_steps.quantized_output(as_result(output, (*input.shape[:-1], output.shape[-1])), call)

@@ -73,14 +73,26 @@ def fprop(input: Operand, weight: Operand, bias: torch.Tensor | None, plan: Line
     return output
 
 
-def kept_input(input: Operand, plan: LinearPlan) -> Operand | None:
-    """What wgrad will read of the input; None where it will not run."""
-    return _keep(input, plan.copies.input_kept) if plan.key.wgrad else None
+def kept_input(input: Operand, plan: LinearPlan, plain: torch.Tensor | None = None) -> Operand | None:
+    """What is kept of the input for wgrad; None where it will not run.
+
+    Args:
+        input: what fprop read.
+        plan: of the product.
+        plain: the input as it came, for those that keep that; a quantized one is dequantized.
+    """
+    return _kept(input, plan, plan.copies.input_kept, plain) if plan.key.wgrad else None
 
 
-def kept_weight(weight: Operand, plan: LinearPlan) -> Operand | None:
-    """What dgrad will read of the weight; None where it will not run."""
-    return _keep(weight, plan.copies.weight_kept) if plan.key.dgrad else None
+def kept_weight(weight: Operand, plan: LinearPlan, plain: torch.Tensor | None = None) -> Operand | None:
+    """What is kept of the weight for dgrad; None where it will not run. Arguments as of :func:`kept_input`."""
+    return _kept(weight, plan, plan.copies.weight_kept, plain) if plan.key.dgrad else None
+
+
+def _kept(operand: Operand, plan: LinearPlan, kept: Copies, plain: torch.Tensor | None) -> Operand | None:
+    if plan.key.override == "high_precision" and plain is not None:
+        return plain_rows(plain)
+    return _keep(operand, kept)
 
 
 def _keep(operand: Operand, kept: Copies) -> Operand | None:
@@ -111,7 +123,7 @@ def grad_operand(grad_output: torch.Tensor, call: LinearCall) -> tuple[Operand |
 
 def _fits(grad_output: torch.Tensor, quantizer: Quantizer) -> TypeGuard[Float8Tensor]:
     """Whether a gradient comes quantized as the products read it; both copies then follow from either."""
-    if not isinstance(grad_output, Float8Tensor) or quantizer.mode is not ScalingMode.TENSOR:
+    if not (isinstance(grad_output, Float8Tensor) and quantizer.quantizes) or quantizer.mode is not ScalingMode.TENSOR:
         return False
     return grad_output.quantized_storage.format is quantizer.format
 
@@ -142,6 +154,8 @@ def dgrad(grad: Operand, weight: Operand | None, plan: LinearPlan) -> torch.Tens
     if plan.dgrad is None:
         return None
     key = plan.key
+    if plan.dequantize_weight is not None:
+        weight = plan.dequantize_weight(weight, out_dtype=key.dtype)
     product: torch.Tensor = plan.dgrad(grad, weight, layout="dgrad", out_dtype=key.result_dtype("grad_input"))
     return product
 
@@ -157,6 +171,8 @@ def wgrad(grad: Operand, kept: Operand | None, call: LinearCall) -> torch.Tensor
         kept = plain_rows(kept)
     if quantizers is not None and key.keeps_original_input and isinstance(kept, torch.Tensor):
         kept = quantize(kept, quantizers.input, plan.copies.input_remade, plan.casts.input_again)
+    if plan.dequantize_input is not None:
+        kept = plan.dequantize_input(kept, out_dtype=key.dtype)
     if plan.wgrad is not None:
         gradient: torch.Tensor = plan.wgrad(grad, kept, layout="wgrad", out_dtype=key.dtype)
         return gradient

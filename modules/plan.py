@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import te_hal.ops
 from te_hal.dispatch import backend_for, current_memo, current_selection, resolve
 from te_hal.quantization.linear_calls import (
+    NO_COPIES,
     ROWWISE,
     LinearCopies,
     cast_call,
+    dequantize_call,
     fused_call,
     gemm_call,
     linear_copies,
@@ -73,6 +75,8 @@ class LinearPlan:
         casts: kernels that make them.
         fprop, dgrad, wgrad: gemm kernels; None where no gradient is asked for.
         wgrad_into: by ``accumulate``, instead of wgrad where main_grad takes the result.
+        dequantize_input, dequantize_weight: kernels that give wgrad and dgrad what the forward's codes stand for; None
+            unless the recipe's backward_override says so.
         bias_grad: kernel; None where the bias needs no gradient.
         bias_grad_quantize: kernel that also casts grad_output; None unless both are wanted.
     """
@@ -87,6 +91,8 @@ class LinearPlan:
     dgrad: Kernel | None
     wgrad: Kernel | None
     wgrad_into: dict[bool, Kernel]
+    dequantize_input: Kernel | None
+    dequantize_weight: Kernel | None
     bias_grad: Kernel | None
     bias_grad_quantize: Kernel | None
 
@@ -122,6 +128,8 @@ def make_plan(key: PlanKey) -> LinearPlan:
         dgrad=gemms.dgrad() if key.dgrad else None,
         wgrad=gemms.wgrad() if key.wgrad and not fuses else None,
         wgrad_into=gemms.wgrad_into() if key.wgrad and fuses else {},
+        dequantize_input=_dequantize(key, "input", copies.input_kept, order),
+        dequantize_weight=_dequantize(key, "weight", copies.weight_kept, order),
         bias_grad=_bias_grad(key) if key.bias_grad else None,
         bias_grad_quantize=_bias_grad_quantize(key, copies, order),
     )
@@ -141,7 +149,7 @@ class _Gemms:
 
     def dgrad(self) -> Kernel:
         key, copies = self.key, self.copies
-        a, b = self._kind("grad_output", copies.grad_made), self._kind("weight", copies.weight_kept)
+        a, b = self._kind("grad_output", copies.grad_made), self._kept_kind("weight", copies.weight_kept)
         return resolve(gemm_call("dgrad", key.device, a, b, key.result_dtype("grad_input"))).kernel
 
     def wgrad(self) -> Kernel:
@@ -158,10 +166,23 @@ class _Gemms:
 
     def _of_wgrad(self) -> tuple[Kind, Kind]:
         kept = self.copies.input_remade if self.key.keeps_original_input else self.copies.input_kept
-        return self._kind("grad_output", self.copies.grad_made), self._kind("input", kept)
+        return self._kind("grad_output", self.copies.grad_made), self._kept_kind("input", kept)
 
     def _kind(self, role: str, copies: Copies) -> Kind:
         return operand_kind(self.key.format_of(role), copies, self.order, self.key.dtype)
+
+    def _kept_kind(self, role: str, copies: Copies) -> Kind:
+        """Of what the forward kept, as dgrad and wgrad read it."""
+        formats = self.key.formats
+        of = None if formats is None else formats.in_backward(role)
+        return operand_kind(of, copies, self.order, self.key.dtype)
+
+
+def _dequantize(key: PlanKey, role: str, kept: Copies, order: ColumnwiseOrder) -> Kernel | None:
+    of = key.format_of(role)
+    if of is None or key.override != "dequantized" or kept == NO_COPIES:
+        return None
+    return resolve(dequantize_call(key.device, of, kept, order, key.dtype)).kernel
 
 
 def _bias_grad(key: PlanKey) -> Kernel:

@@ -43,6 +43,11 @@ class PlanKey(NamedTuple):
     fp8_output: bool = False
     fp8_grad: bool = False
 
+    @property
+    def override(self) -> str | None:
+        """What dgrad and wgrad multiply in place of codes (Formats.backward_override)."""
+        return None if self.formats is None else self.formats.backward_override
+
     def format_of(self, role: str) -> OperandFormat | None:
         """What the operand of a role becomes; None where it stays as it is."""
         return None if self.formats is None else getattr(self.formats, role)
@@ -78,7 +83,8 @@ def plan_key(
         weight: in the activation dtype.
         bias: what fprop adds, in the activation dtype.
         needs_dgrad: whether something before needs the gradient of the input; None: whether ``inp`` does.
-        input_is_quantized: the op before quantizes the input, under FP8.
+        input_is_quantized: the op before quantizes the input, under FP8; not done where wgrad reads the unquantized
+            one.
         main_grad_dtype: where wgrad goes to main_grad.
         keeps_original_input: asked for; without effect where there is no wgrad, or the input is quantized already.
         fp8_output: asked for; without effect without FP8.
@@ -87,7 +93,10 @@ def plan_key(
     dtype, fp8, grad = weight.dtype, formats is not None, torch.is_grad_enabled()
     dgrad = grad and (inp.requires_grad if needs_dgrad is None else needs_dgrad)
     wgrad = grad and weight.requires_grad
+    override = None if formats is None else formats.backward_override
     quantized = isinstance(inp, Float8Tensor) or (input_is_quantized and fp8)
+    if override == "high_precision" and wgrad:  # which reads what a fused cast would not leave
+        quantized = isinstance(inp, Float8Tensor)
     # Under FP8 an fp32 bias is rounded to bf16, as in Transformer Engine (docs/numerics.md, G4).
     bias_dtype = torch.bfloat16 if fp8 and dtype == torch.float32 else dtype
     return PlanKey(
@@ -100,7 +109,7 @@ def plan_key(
         dgrad=dgrad,
         wgrad=wgrad,
         input_is_quantized=quantized,
-        keeps_original_input=keeps_original_input and fp8 and wgrad and not quantized,
+        keeps_original_input=keeps_original_input and fp8 and wgrad and not quantized and override is None,
         fp8_output=fp8_output and fp8,
         fp8_grad=fp8_grad and fp8 and dgrad,
     )

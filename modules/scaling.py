@@ -16,6 +16,7 @@ from te_hal.quantization.scaling_state import (
     ScalingState,
     make_scaling_state,
 )
+from te_hal.quantization.unquantized import IdentityQuantizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -112,6 +113,8 @@ def build_custom_scaling(
         ArgumentError: answers that cannot serve.
     """
     answers = ask_factory(recipe.qfactory, slot_roles, label)
+    if recipe.backward_override is not None:
+        answers["scaling_bwd"] = tuple(IdentityQuantizer() for _ in answers["scaling_bwd"])
     states: dict[str, ScalingState | CustomScalingState] = {}
     for key, roles, forward in DIRECTIONS:
         of_slots = roles * (len(answers[key]) // len(roles))

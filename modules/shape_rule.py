@@ -44,9 +44,9 @@ def check_fp8_shape(
     """
     leading, last = math.prod(shape[:-1]), shape[-1]
     of_leading, of_last = LEADING_MULTIPLE, LAST_MULTIPLE
-    if any(of is not None and of.mode is ScalingMode.MXFP8 for of in formats):
+    if any(of is not None and of.mode is ScalingMode.MXFP8 for of in formats.operands):
         of_leading = of_last = MXFP8_MULTIPLE
-    elif any(of is not None and of.mode in NVFP4_MODES for of in formats):
+    elif any(of is not None and of.mode in NVFP4_MODES for of in formats.operands):
         of_leading = NVFP4_MULTIPLE
     if leading % of_leading:
         raise _error(module, role, shape, f"{names[0]}, {leading}", of_leading, -(-leading // of_leading) * of_leading)

@@ -90,8 +90,9 @@ class CustomScalingState:
 def custom_formats(states: dict[str, CustomScalingState], gemm: int) -> Formats:
     """What the operands of product number ``gemm`` become by the quantizers of both directions."""
     forward, backward = len(FORWARD_ROLES), len(BACKWARD_ROLES)
-    of_forward = states["scaling_fwd"].formats[forward * gemm : forward * (gemm + 1)]
-    return Formats(*of_forward, *states["scaling_bwd"].formats[backward * gemm : backward * (gemm + 1)])
+    inp, weight, output = states["scaling_fwd"].formats[forward * gemm : forward * (gemm + 1)]
+    grad_output, grad_input = states["scaling_bwd"].formats[backward * gemm : backward * (gemm + 1)]
+    return Formats(inp, weight, output, grad_output, grad_input)
 
 
 def _format(quantizer: Quantizer) -> OperandFormat | None:

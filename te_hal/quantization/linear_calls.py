@@ -77,13 +77,16 @@ def linear_copies(
             return []
         return [getattr(gemm_copies(layout, of.format, of.mode), operand)]
 
-    input_read = read("wgrad", "b", formats.input, wanted=wgrad)
-    weight_read = read("dgrad", "b", formats.weight, wanted=dgrad)
+    of_fprop = read("fprop", "a", formats.input), read("fprop", "b", formats.weight)
+    input_read = read("wgrad", "b", formats.in_backward("input"), wanted=wgrad)
+    weight_read = read("dgrad", "b", formats.in_backward("weight"), wanted=dgrad)
+    if formats.backward_override == "dequantized":
+        input_read, weight_read = of_fprop[0] if wgrad else [], of_fprop[1] if dgrad else []
     input_kept = [] if keeps_original_input else input_read
     gradient = formats.grad_output
     return LinearCopies(
-        input_made=_union([*read("fprop", "a", formats.input), *input_kept]),
-        weight_made=_union([*read("fprop", "b", formats.weight), *weight_read]),
+        input_made=_union([*of_fprop[0], *input_kept]),
+        weight_made=_union([*of_fprop[1], *weight_read]),
         input_kept=_union(input_kept),
         weight_kept=_union(weight_read),
         input_remade=_union(input_read if keeps_original_input else []),
@@ -146,6 +149,13 @@ def fused_call(
     scale = torch.float32 if delayed else None
     own_scale = {**kinds, "scale": scale, "amax": scale}
     return Call(op, device, own_scale, {**cast_flags(made), "mode": made.mode, **flags})
+
+
+def dequantize_call(
+    device: torch.device, of: OperandFormat, copies: Copies, order: ColumnwiseOrder, dtype: torch.dtype
+) -> Call:
+    """The call that makes a plain tensor in ``dtype`` of an operand with these copies."""
+    return Call("dequantize", device, {"input": of.kind(copies, order)}, {"out_dtype": dtype})
 
 
 def gemm_call(

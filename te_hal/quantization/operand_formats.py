@@ -57,13 +57,35 @@ def _interned(fmt: ElementFormat, mode: ScalingMode, delayed: bool) -> OperandFo
 
 
 class Formats(NamedTuple):
-    """What the operands of a linear layer become, by role; None for one that its products take unquantized."""
+    """What the operands of a linear layer become, by role; None for one that its products take unquantized.
+
+    Attributes:
+        backward_override: None; or what dgrad and wgrad multiply in place of codes: the operands as they were before
+            the cast ("high_precision"), or what the forward's codes stand for ("dequantized").
+    """
 
     input: OperandFormat | None
     weight: OperandFormat | None
     output: OperandFormat | None
     grad_output: OperandFormat | None
     grad_input: OperandFormat | None
+    backward_override: str | None = None
+
+    @property
+    def operands(self) -> tuple[OperandFormat | None, ...]:
+        """The formats alone."""
+        return self[:5]
+
+    def in_backward(self, role: str) -> OperandFormat | None:
+        """What dgrad and wgrad read of an operand; None where that is a plain tensor."""
+        of: OperandFormat | None = getattr(self, role)
+        return of if self.backward_override is None else None
+
+    def with_override(self, override: str | None) -> Formats:
+        """The same in the forward, with a backward that multiplies plain tensors."""
+        if override is None:
+            return self
+        return self._replace(grad_output=None, grad_input=None, backward_override=override)
 
 
 class _Latest:
@@ -85,10 +107,17 @@ def recipe_formats(recipe: Recipe) -> Formats:
 def _formats(recipe: Recipe) -> Formats:
     forward, backward = recipe.element_format(forward=True), recipe.element_format(forward=False)
     delayed, mode = recipe.delayed(), recipe.mode_of
-    return Formats(
+    formats = Formats(
         OperandFormat.of(forward, mode("input"), delayed=delayed),
         OperandFormat.of(forward, mode("weight"), delayed=delayed),
         OperandFormat.of(forward, mode("output"), delayed=delayed),
         OperandFormat.of(backward, mode("grad_output"), delayed=delayed),
         OperandFormat.of(backward, mode("grad_input"), delayed=delayed),
     )
+    return formats.with_override(override_of(recipe))
+
+
+def override_of(recipe: Recipe) -> str | None:
+    """A recipe's ``backward_override``; None where it has no such field."""
+    override: str | None = getattr(recipe, "backward_override", None)
+    return override

@@ -9,7 +9,9 @@ import torch
 
 import te_hal.ops
 from te_hal.quantization.float8_quantizer import Float8Quantizer
+from te_hal.quantization.operand_formats import override_of
 from te_hal.quantization.recipe_quantizers import STATELESS, make_quantizer
+from te_hal.quantization.unquantized import IdentityQuantizer
 from te_hal.quantization.updates import Rolling
 from te_hal.recipe import CustomRecipe, DelayedScaling, Recipe
 from te_hal.schema.errors import ArgumentError, StateError, UnsupportedError
@@ -205,7 +207,9 @@ class StatelessScalingState:
         self.recipe = recipe
 
     def make_quantizers(self) -> list[Quantizer]:
-        """One quantizer per slot, with the settings of its role."""
+        """One quantizer per slot, with the settings of its role; gradients stay plain under a backward_override."""
+        if not self.forward and override_of(self.recipe) is not None:
+            return [IdentityQuantizer() for _ in self.roles]
         return [make_quantizer(self.recipe, role) for role in self.roles]
 
 

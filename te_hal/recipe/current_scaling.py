@@ -22,7 +22,9 @@ class Float8CurrentScaling(Recipe):
         fp8_format: ``Format.HYBRID`` (E4M3 forward, E5M2 backward) or ``Format.E4M3``.
         fp8_gemm_fprop, fp8_gemm_dgrad, fp8_gemm_wgrad: see :class:`MMParams`.
         fp8_dpa, fp8_mha: FP8 attention; True is refused.
-        backward_override: None; Transformer Engine's other values are refused by name.
+        backward_override: None: the backward is quantized. ``"high_precision"``: dgrad and wgrad multiply the operands
+            as they were before the cast; ``"dequantized"``: what the forward's codes stand for. Gradients stay plain
+            then. Start value: ``TE_HAL_BACKWARD_OVERRIDE``.
         fp8_quant_fwd_inp, fp8_quant_fwd_weight, fp8_quant_bwd_grad: :class:`QParams` per role, derived from
             ``use_power_2_scales`` and assignable afterwards; assigning ``use_power_2_scales`` changes their
             ``power_2_scale`` and nothing else.
@@ -35,7 +37,7 @@ class Float8CurrentScaling(Recipe):
     fp8_gemm_wgrad: MMParams = MMParams(use_split_accumulator=True)
     fp8_dpa: bool = False
     fp8_mha: bool = False
-    backward_override: str | None = None
+    backward_override: str | None = ENVIRONMENT.backward_override
     fp8_quant_fwd_inp: QParams = field(init=False)
     fp8_quant_fwd_weight: QParams = field(init=False)
     fp8_quant_bwd_grad: QParams = field(init=False)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from te_hal.recipe.format import Format
 from te_hal.recipe.recipe import Recipe, check_number, refuse_attention
 from te_hal.recipe.role_settings import check_backward_override
+from te_hal.schema.environment import ENVIRONMENT
 from te_hal.schema.errors import ArgumentTypeError, StateError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ class CustomRecipe(Recipe):
             te.QuantizerRequest, or an object with methods ``quantize(tensor)`` and ``dequantize(what that gave)``.
         fp8_format: kept for Transformer Engine's signature; the factory decides, so only the default is taken.
         fp8_dpa, fp8_mha: FP8 attention; True is refused.
-        backward_override: None; Transformer Engine's other values are refused by name.
+        backward_override: None: the backward is quantized. ``"high_precision"``: dgrad and wgrad multiply the operands
+            as they were before the cast; ``"dequantized"``: what the forward's codes stand for. Gradients stay plain
+            then. Start value: ``TE_HAL_BACKWARD_OVERRIDE``.
         quantization_alignment: multiple that groups of rows are padded to; grouped layers are not built, so only the
             default is taken.
     """
@@ -37,7 +40,7 @@ class CustomRecipe(Recipe):
     fp8_format: Format = Format.HYBRID
     fp8_dpa: bool = False
     fp8_mha: bool = False
-    backward_override: str | None = None
+    backward_override: str | None = ENVIRONMENT.backward_override
     quantization_alignment: int = _ALIGNMENT
 
     family: ClassVar[str] = "custom"

@@ -8,6 +8,7 @@ from typing import ClassVar
 from te_hal.recipe.format import Format
 from te_hal.recipe.recipe import Recipe, check_format, check_is, check_number, refuse_attention
 from te_hal.recipe.role_settings import check_backward_override
+from te_hal.schema.environment import ENVIRONMENT
 from te_hal.schema.formats import ElementFormat, ScalingMode
 
 
@@ -19,7 +20,9 @@ class MXFP8BlockScaling(Recipe):
         margin: kept for Transformer Engine's signature; scales always map amax into the format, so only 0 is taken.
         fp8_format: ``Format.E4M3``, or ``Format.HYBRID`` for E5M2 gradients.
         fp8_dpa, fp8_mha: FP8 attention; True is refused.
-        backward_override: None; Transformer Engine's other values are refused by name.
+        backward_override: None: the backward is quantized. ``"high_precision"``: dgrad and wgrad multiply the operands
+            as they were before the cast; ``"dequantized"``: what the forward's codes stand for. Gradients stay plain
+            then. Start value: ``TE_HAL_BACKWARD_OVERRIDE``.
         enable_2d_quantization: one scale per 32x32 elements of a weight (M4).
     """
 
@@ -27,7 +30,7 @@ class MXFP8BlockScaling(Recipe):
     fp8_format: Format = Format.E4M3
     fp8_dpa: bool = False
     fp8_mha: bool = False
-    backward_override: str | None = None
+    backward_override: str | None = ENVIRONMENT.backward_override
     enable_2d_quantization: bool = False
 
     family: ClassVar[str] = "mxfp8"

@@ -51,7 +51,9 @@ class NVFP4BlockScaling(Recipe):
         fp4_format: ``Format.E2M1``.
         fp8_format: ``Format.E4M3``, of the blocks' scales.
         fp8_dpa, fp8_mha: FP8 attention; True is refused.
-        backward_override: None; Transformer Engine's other values are refused by name.
+        backward_override: None: the backward is quantized. ``"high_precision"``: dgrad and wgrad multiply the operands
+            as they were before the cast; ``"dequantized"``: what the forward's codes stand for. Gradients stay plain
+            then. Start value: ``TE_HAL_BACKWARD_OVERRIDE``.
         fp4_quant_fwd_inp, fp4_quant_fwd_weight, fp4_quant_bwd_grad: :class:`QParams` per role, derived from the
             ``disable_`` fields and assignable afterwards.
     """
@@ -67,7 +69,7 @@ class NVFP4BlockScaling(Recipe):
     fp8_format: Format = Format.E4M3
     fp8_dpa: bool = False
     fp8_mha: bool = False
-    backward_override: str | None = None
+    backward_override: str | None = ENVIRONMENT.backward_override
     fp4_quant_fwd_inp: QParams = field(init=False)
     fp4_quant_fwd_weight: QParams = field(init=False)
     fp4_quant_bwd_grad: QParams = field(init=False)

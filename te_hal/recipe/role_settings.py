@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from te_hal.recipe.recipe import MMParams, QParams, check_is, check_number
-from te_hal.schema.errors import ArgumentError, UnsupportedError
+from te_hal.schema.environment import OVERRIDES
+from te_hal.schema.errors import ArgumentError
 from te_hal.schema.formats import FLOAT32_MAX
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
 _QPARAMS = ("fp8_quant_fwd_inp", "fp8_quant_fwd_weight", "fp8_quant_bwd_grad")
 _GEMMS = ("fp8_gemm_fprop", "fp8_gemm_dgrad", "fp8_gemm_wgrad")
-_OVERRIDES = (None, "high_precision", "dequantized")
 
 
 def derived_qparams(recipe: Recipe, *, power_2_scale: bool) -> dict[str, QParams]:
@@ -76,20 +76,15 @@ def check_gemms(recipe: Recipe, *, split_accumulator: bool = False) -> None:
 
 
 def check_backward_override(recipe: Recipe, value: object) -> None:
-    """Refuse every value but None, unknown ones as such.
+    """Refuse what says nothing about the backward.
 
     Raises:
-        ArgumentError: no value that Transformer Engine knows.
-        UnsupportedError: another than None.
+        ArgumentError: neither None nor one of the two overrides.
     """
-    where = f"{type(recipe).__name__}.backward_override"
-    if value not in _OVERRIDES:
-        accepted = ", ".join(map(repr, _OVERRIDES))
-        raise ArgumentError(where, got=repr(value), accepted=accepted, todo="correct the field")
-    if value is not None:
-        raise UnsupportedError(
-            where,
+    if value is not None and value not in OVERRIDES:
+        raise ArgumentError(
+            f"{type(recipe).__name__}.backward_override",
             got=repr(value),
-            accepted="None in this version",
-            todo="leave it out; for an unquantized backward use CustomRecipe with IdentityQuantizer gradients",
+            accepted=", ".join(map(repr, (None, *OVERRIDES))),
+            todo="correct the field",
         )

@@ -24,11 +24,20 @@ _SEPARATORS = {"names": ",", "folders": ":"}
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One row of the table. ``kind`` is "flag", "name", "names" (comma separated) or "folders" (colon separated)."""
+    """One row of the table. ``kind`` is "flag", "name", "names" (comma separated) or "folders" (colon separated).
+
+    Attributes:
+        choices: of a name that is one of a few; none: any.
+    """
 
     name: str
     kind: str
     meaning: str
+    choices: tuple[str, ...] = ()
+
+
+#: What a recipe's ``backward_override`` may be besides None.
+OVERRIDES = ("high_precision", "dequantized")
 
 
 TABLE = (
@@ -55,6 +64,12 @@ TABLE = (
         "flag",
         "default of recipe.NVFP4BlockScaling.disable_2d_quantization",
     ),
+    Variable(
+        "TE_HAL_BACKWARD_OVERRIDE",
+        "name",
+        "default of backward_override in every recipe that has the field; DelayedScaling takes None alone",
+        OVERRIDES,
+    ),
     Variable("TE_HAL_LIBRARY_PATH", "folders", "where kernel libraries (libte_hal_<backend>.so) are looked for first"),
     Variable(
         "TE_HAL_EMULATOR", "name", 'how the emulated device behaves, "threads=2,wave=128,seed=7"; the library reads it'
@@ -73,6 +88,7 @@ class Environment:
     nvfp4_disable_rht: bool = False
     nvfp4_disable_stochastic_rounding: bool = False
     nvfp4_disable_2d_quantization: bool = False
+    backward_override: str | None = None
     library_path: tuple[str, ...] = ()
     emulator: str | None = None
     unknown: tuple[str, ...] = ()
@@ -82,7 +98,7 @@ def parse(variables: Mapping[str, str]) -> Environment:
     """Read a mapping of variables.
 
     Raises:
-        ArgumentError: a flag is neither true nor false.
+        ArgumentError: a flag is neither true nor false, or a name none of its choices.
     """
     known = {variable.name for variable in TABLE}
     values: dict[str, object] = {}
@@ -94,9 +110,16 @@ def parse(variables: Mapping[str, str]) -> Environment:
         elif variable.kind in _SEPARATORS:
             values[field] = tuple(name.strip() for name in text.split(_SEPARATORS[variable.kind]) if name.strip())
         else:
-            values[field] = text or None
+            values[field] = _name(variable, text)
     unknown = tuple(sorted(name for name in variables if name.startswith(PREFIX) and name not in known))
     return Environment(**values, unknown=unknown)  # type: ignore[arg-type]
+
+
+def _name(variable: Variable, text: str) -> str | None:
+    if text and variable.choices and text not in variable.choices:
+        accepted = ", ".join(map(repr, variable.choices))
+        raise ArgumentError(variable.name, got=repr(text), accepted=accepted, todo="correct it, or unset it")
+    return text or None
 
 
 def _flag(name: str, text: str) -> bool:

@@ -111,7 +111,8 @@ def test_each_operand_has_the_format_that_its_role_was_given():
     module = made("Linear")
     steps(module, recipe.CustomRecipe(qfactory=MIXED["delayed and current"]))
     (plan,) = module._plans
-    assert [str(of) for of in plan.key.formats] == ["E4M3/tensor/delayed", "E4M3/tensor", "None", "None", "None"]
+    found = [str(of) for of in plan.key.formats.operands]
+    assert found == ["E4M3/tensor/delayed", "E4M3/tensor", "None", "None", "None"]
     state = module.fp8_meta["scaling_fwd"]
     assert state.delayed.scale.shape == (1,)
     assert module.fp8_meta["scaling_bwd"].delayed is None

@@ -85,7 +85,7 @@ BAD = {
     "no callable": ({"qfactory": 3}, ArgumentTypeError, "qfactory"),
     "format": ({"fp8_format": recipe.Format.E4M3}, UnsupportedError, "fp8_format"),
     "attention": ({"fp8_dpa": True}, UnsupportedError, "fp8_dpa"),
-    "override": ({"backward_override": "dequantized"}, UnsupportedError, "backward_override"),
+    "override": ({"backward_override": "bf16"}, ArgumentError, "backward_override"),
     "alignment": ({"quantization_alignment": 0}, ArgumentError, "quantization_alignment"),
     "another alignment": ({"quantization_alignment": 64}, UnsupportedError, "quantization_alignment"),
 }

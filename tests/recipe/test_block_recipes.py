@@ -51,8 +51,6 @@ BAD = [
 LATER = [
     *[(name, "fp8_dpa", True) for name in RECIPES],
     *[(name, "fp8_mha", True) for name in RECIPES],
-    ("Float8BlockScaling", "backward_override", "high_precision"),
-    ("MXFP8BlockScaling", "backward_override", "dequantized"),
 ]
 
 

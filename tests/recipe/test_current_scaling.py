@@ -14,7 +14,7 @@ import torch
 
 import te_hal.modules as te
 from te_hal.recipe import DelayedScaling, Float8CurrentScaling, Format, MMParams, QParams
-from te_hal.schema.errors import ArgumentError, UnsupportedError
+from te_hal.schema.errors import ArgumentError
 
 ROLES = ("fp8_quant_fwd_inp", "fp8_quant_fwd_weight", "fp8_quant_bwd_grad")
 
@@ -83,12 +83,6 @@ def test_bad_settings_of_a_role_are_refused_and_the_old_ones_stay(role, value, a
         setattr(made, role, value)
     assert accepted in raised.value.accepted
     assert made == Float8CurrentScaling()
-
-
-@pytest.mark.parametrize("value", ["high_precision", "dequantized"])
-def test_a_backward_override_is_refused_by_name_until_it_is_built(value):
-    with pytest.raises(UnsupportedError, match="backward_override"):
-        Float8CurrentScaling(backward_override=value)
 
 
 @pytest.mark.parametrize("name", ["power_2_scales", *ROLES])

@@ -66,7 +66,6 @@ REFUSED = {
     "nvfp4_4over6_err_mode": ("MSE", UnsupportedError, "4-over-6"),
     "fp8_dpa": (True, UnsupportedError, "FP8 attention"),
     "fp8_mha": (True, UnsupportedError, "FP8 attention"),
-    "backward_override": ("dequantized", UnsupportedError, "None in this version"),
 }
 WRONG = {
     "nvfp4_4over6": ("gradients", "'none', 'weights', 'activations', 'all'"),
