@@ -73,7 +73,7 @@ def _result_dtypes(call: Call) -> tuple[torch.dtype | None, ...]:
         return (None,)
     asked: Any = call.flags["out_dtype"] or call.kinds.get("out")
     if asked is None:
-        asked = next(iter(call.kinds.values())) if call.op != "activation_bwd" else call.kinds["input"]
+        asked = next(iter(call.kinds.values())) if not call.op.endswith("activation_bwd") else call.kinds["input"]
     return FLOATS if isinstance(asked, StorageKind) else (asked,)
 
 
@@ -219,6 +219,21 @@ def _bias_grad_quantize(call: Call) -> Description:
     return {"op": codes.OPS["bias_grad_quantize"], "input_dtype": dtype, "bias_dtype": dtype, **_cast(call)}
 
 
+def _bias_activation(call: Call) -> Description:
+    return {**_activation(call), "bias_dtype": _dtype(call.kinds["bias"])}
+
+
+def _bias_residual(call: Call) -> Description:
+    residual = _dtype(call.kinds["residual"])
+    return {
+        "op": codes.OPS["bias_residual"],
+        "input_dtype": _dtype(call.kinds["input"]),
+        "other_dtype": residual,
+        "bias_dtype": _dtype(call.kinds["bias"]),
+        "output_dtype": residual,
+    }
+
+
 _DESCRIPTIONS: dict[str, Callable[[Call], Description]] = {
     "quantize": _quantize,
     "dequantize": _dequantize,
@@ -242,4 +257,7 @@ _DESCRIPTIONS: dict[str, Callable[[Call], Description]] = {
     "activation_quantize": _activation_quantize,
     "activation_bwd_quantize": _activation_quantize,
     "bias_grad_quantize": _bias_grad_quantize,
+    "bias_activation_fwd": _bias_activation,
+    "bias_activation_bwd": _bias_activation,
+    "bias_residual": _bias_residual,
 }

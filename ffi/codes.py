@@ -53,4 +53,7 @@ OPS = {
     "activation_quantize": 16,
     "activation_bwd_quantize": 17,
     "bias_grad_quantize": 18,
+    "bias_activation_fwd": 19,
+    "bias_activation_bwd": 20,
+    "bias_residual": 21,
 }

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
 from te_hal.dispatch import resolve
 from te_hal.modules import linear_steps
-from te_hal.ops.pieces import in_one, row_pieces
 from te_hal.quantization.linear_calls import fused_call
 from te_hal.schema.activation import ACTIVATIONS, GATED
 from te_hal.schema.errors import ArgumentError
@@ -16,6 +13,8 @@ from te_hal.schema.formats import ScalingMode
 from te_hal.schema.support import Call
 
 if TYPE_CHECKING:
+    import torch
+
     from te_hal.modules.linear_call import LinearCall
     from te_hal.modules.linear_steps import Operand
     from te_hal.modules.plan import LinearPlan
@@ -35,7 +34,7 @@ class ActivationKey(NamedTuple):
         parameters: pairs of name and value.
         dtype: of the activations.
         device: theirs.
-        adds_bias: the first product leaves its bias out; it is added in fp32 here.
+        adds_bias: the first product leaves its bias out; it is added in fp32 here (F4).
         bias_grad: that bias needs a gradient.
     """
 
@@ -52,9 +51,8 @@ class ActivationStage(NamedTuple):
 
     Attributes:
         key: what is computed.
-        forward, backward: the activation alone.
+        forward, backward: the activation alone; where the stage adds the bias, with that.
         quantize, backward_quantize: with the cast of its result.
-        bias_grad: the sum over rows of the backward's fp32 result, where the stage adds the bias.
     """
 
     key: ActivationKey
@@ -62,7 +60,6 @@ class ActivationStage(NamedTuple):
     backward: Any
     quantize: Any
     backward_quantize: Any
-    bias_grad: Any
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -117,40 +114,42 @@ def make_activation_stage(key: ActivationKey, first: LinearPlan, second: LinearP
         second: the product behind it; its key says who casts its input.
     """
     forward, quantize = _forward_kernels(key, second)
-    backward, backward_quantize, bias_grad = _backward_kernels(key, first, wanted=second.key.dgrad)
-    return ActivationStage(key, forward, backward, quantize, backward_quantize, bias_grad)
+    backward, backward_quantize = _backward_kernels(key, first, wanted=second.key.dgrad)
+    return ActivationStage(key, forward, backward, quantize, backward_quantize)
 
 
 def _forward_kernels(key: ActivationKey, second: LinearPlan) -> tuple[Any, Any]:
     """The activation alone, or with the cast; None for the other."""
-    kinds: dict[str, Kind] = {"input": torch.float32 if key.adds_bias else key.dtype}
     of = second.key.format_of("input") if second.key.input_is_quantized else None
     if of is None:
-        flags = {"activation": key.name, "out_dtype": key.dtype}
-        return resolve(Call("activation_fwd", key.device, kinds, flags)).kernel, None
+        return _resolve_plain("fwd", key, {}), None
     made = of.kind(second.copies.input_made, second.order)
+    kinds: dict[str, Kind] = {"input": key.dtype}
     call = fused_call("activation_quantize", key.device, kinds, made, delayed=of.delayed, activation=key.name)
     return None, resolve(call).kernel
 
 
-def _backward_kernels(key: ActivationKey, first: LinearPlan, *, wanted: bool) -> tuple[Any, Any, Any]:
-    """The backward alone, with the cast, and the sum of its fp32 result; None for what does not run."""
-    inside = torch.float32 if key.adds_bias else key.dtype
-    kinds: dict[str, Kind] = {"grad_output": key.dtype, "input": inside}
+def _backward_kernels(key: ActivationKey, first: LinearPlan, *, wanted: bool) -> tuple[Any, Any]:
+    """The backward alone, or with the cast; None for what does not run."""
     of = first.key.format_of("grad_output") if first.key.grad_is_quantized else None
     if of is not None and (first.key.dgrad or first.key.wgrad):
-        made, bias_grad = of.kind(first.copies.grad_made, first.order), first.key.bias_grad
-        own = {"activation": key.name, "bias_grad": bias_grad}
+        made = of.kind(first.copies.grad_made, first.order)
+        kinds: dict[str, Kind] = {"grad_output": key.dtype, "input": key.dtype}
+        own = {"activation": key.name, "bias_grad": first.key.bias_grad}
         call = fused_call("activation_bwd_quantize", key.device, kinds, made, delayed=of.delayed, **own)
-        return None, resolve(call).kernel, None
-    if not wanted:
-        return None, None, None
-    flags = {"activation": key.name, "out_dtype": inside}
-    backward = resolve(Call("activation_bwd", key.device, kinds, flags)).kernel
-    if not key.bias_grad:
-        return backward, None, None
-    sums = Call("bias_grad", key.device, {"grad_output": inside}, {"out_dtype": torch.float32})
-    return backward, None, resolve(sums).kernel
+        return None, resolve(call).kernel
+    return (_resolve_plain("bwd", key, {"grad_output": key.dtype}) if wanted else None), None
+
+
+def _resolve_plain(direction: str, key: ActivationKey, grad: dict[str, Kind]) -> Any:  # noqa: ANN401 - a kernel
+    """The activation without a cast, with the bias where the stage adds it; it gives the activation dtype."""
+    kinds: dict[str, Kind] = {**grad, "input": key.dtype}
+    flags: dict[str, object] = {"activation": key.name, "out_dtype": key.dtype}
+    if not key.adds_bias:
+        return resolve(Call(f"activation_{direction}", key.device, kinds, flags)).kernel
+    if grad:
+        flags["bias_grad"] = key.bias_grad
+    return resolve(Call(f"bias_activation_{direction}", key.device, {**kinds, "bias": key.dtype}, flags)).kernel
 
 
 def activate(result: torch.Tensor, bias: torch.Tensor | None, stage: ActivationStage, call: LinearCall) -> Operand:
@@ -166,12 +165,8 @@ def activate(result: torch.Tensor, bias: torch.Tensor | None, stage: ActivationS
         quantizer, made = call.quantizers.input, call.plan.copies.input_made
         storage: QuantizedStorage = linear_steps.cast_by(quantizer, made, stage.quantize, result, **stage.arguments)[0]
         return storage
-    if bias is None or in_one(result):
-        output = stage.forward(_inside(result, bias), **stage.arguments, out_dtype=stage.key.dtype)
-    else:
-        output = torch.empty_like(result)  # a bias is added before gelu only, which keeps the shape
-        for piece in row_pieces(result):
-            output[piece] = stage.forward(_inside(result[piece], bias), **stage.arguments, out_dtype=stage.key.dtype)
+    given = (result,) if bias is None else (result, bias)
+    output = stage.forward(*given, **stage.arguments, out_dtype=stage.key.dtype)
     return linear_steps.input_operand(output, call)
 
 
@@ -198,25 +193,7 @@ def activation_backward(
         return storage, grad_bias
     if bias is None:
         return linear_steps.grad_operand(stage.backward(grad, result, **stage.arguments, out_dtype=grad.dtype), call)
-    return _backward_with_bias(grad, result, bias, stage, wanted=key.dgrad or key.wgrad)
-
-
-def _backward_with_bias(
-    grad: torch.Tensor, result: torch.Tensor, bias: torch.Tensor, stage: ActivationStage, *, wanted: bool
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The gradient, rounded, where it is wanted; and its sum in fp32 over rows, rounded, where that is (F4)."""
-    rounded = torch.empty_like(result) if wanted else None
-    sums = None if stage.bias_grad is None else torch.zeros(bias.shape, dtype=torch.float32, device=bias.device)
-    for piece in row_pieces(result):
-        inside = _inside(result[piece], bias)
-        fp32 = stage.backward(grad[piece], inside, **stage.arguments, out_dtype=torch.float32)
-        if rounded is not None:
-            rounded[piece] = fp32
-        if sums is not None:
-            sums += stage.bias_grad(fp32, out_dtype=torch.float32)
-    return rounded, None if sums is None else sums.to(grad.dtype)
-
-
-def _inside(result: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """What the activation is applied to; with a bias in fp32."""
-    return result if bias is None else result + bias.float()
+    grad_input, grad_bias = stage.backward(
+        grad, result, bias, **stage.arguments, bias_grad=stage.key.bias_grad, out_dtype=grad.dtype
+    )
+    return (grad_input if key.dgrad or key.wgrad else None), grad_bias

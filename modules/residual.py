@@ -10,7 +10,6 @@ import te_hal.ops
 from te_hal.modules.once import once
 from te_hal.modules.rows import plain_rows
 from te_hal.modules.transforms import run_eagerly
-from te_hal.ops.pieces import row_pieces
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -29,11 +28,8 @@ class _AddFunction(torch.autograd.Function):
         """Add; all three of one dtype, ``bias`` ``[H]``, the others ``[..., H]``."""
         if bias is None:
             return residual + result
-        output, summand = torch.empty(residual.shape, dtype=residual.dtype, device=residual.device), bias.float()
-        rows = [plain_rows(tensor) for tensor in (result, residual, output)]
-        for piece in row_pieces(rows[0]):
-            torch.add(rows[0][piece] + summand, rows[1][piece], out=rows[2][piece])
-        return output
+        rows = te_hal.ops.bias_residual(plain_rows(result), bias, plain_rows(residual))
+        return rows.view(residual.shape)
 
     @staticmethod
     @run_eagerly

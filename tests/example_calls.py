@@ -17,7 +17,7 @@ SIZES = {"M": 4, "K": 6, "N": 5, "H": 7, "F": 3, "L": 2, "Sq": 4, "Sk": 9}
 LEADING = (2, 3)
 
 # Flags without a default; a variant flag is chosen by the caller.
-REQUIRED_FLAGS = {"dtype": torch.float8_e4m3fn, "fp8_max": 448.0, "fp8_maxima": [448.0, 57344.0]}
+REQUIRED_FLAGS = {"activation": "gelu", "dtype": torch.float8_e4m3fn, "fp8_max": 448.0, "fp8_maxima": [448.0, 57344.0]}
 # Optional operands that the plainest right call has.
 NEEDED = {("quantize", "scale")}
 # Optional operands that go with some values of the variant flag only.

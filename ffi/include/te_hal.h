@@ -47,7 +47,7 @@ extern "C" {
 #endif
 
 /* Counts up by one with every entry or code that is added; ffi/CHANGELOG.md has a line for each. */
-#define TE_HAL_ABI_VERSION 1
+#define TE_HAL_ABI_VERSION 2
 
 /* ------------------------------------------------------------------------------------------------------- codes -- */
 
@@ -165,7 +165,10 @@ typedef enum te_hal_op {
     TE_HAL_OP_NORM_QUANTIZE           = 15,
     TE_HAL_OP_ACTIVATION_QUANTIZE     = 16,
     TE_HAL_OP_ACTIVATION_BWD_QUANTIZE = 17,
-    TE_HAL_OP_BIAS_GRAD_QUANTIZE      = 18
+    TE_HAL_OP_BIAS_GRAD_QUANTIZE      = 18,
+    TE_HAL_OP_BIAS_ACTIVATION_FWD     = 19,
+    TE_HAL_OP_BIAS_ACTIVATION_BWD     = 20,
+    TE_HAL_OP_BIAS_RESIDUAL           = 21
 } te_hal_op;
 
 /* ----------------------------------------------------------------------------------------------------- structs -- */
@@ -489,6 +492,31 @@ typedef struct te_hal_api {
                                   uintptr_t columnwise_data, int32_t columnwise_order, uintptr_t rowwise_scale_inv,
                                   uintptr_t columnwise_scale_inv, int32_t output_dtype, uintptr_t workspace,
                                   int64_t workspace_size, uintptr_t stream);
+
+    /* ---- since version 2: a product whose bias comes after it, in fp32 ---- */
+
+    /* An activation function of input + bias, computed in fp32, rounded once (F4).
+       activation                                  te_hal_activation, not gated
+       input                                       [rows, cols], fp32, fp16 or bf16
+       bias                                        [cols], fp32, fp16 or bf16
+       output                                      [rows, cols], fp32, fp16 or bf16 */
+    int32_t (*bias_activation_fwd)(int32_t activation, uintptr_t input, int32_t input_dtype, int64_t rows,
+                                   int64_t cols, uintptr_t bias, int32_t bias_dtype, uintptr_t output,
+                                   int32_t output_dtype, uintptr_t stream);
+
+    /* Gradient of bias_activation_fwd. grad_output and grad_input are [rows, cols].
+       grad_bias             (optional)            [cols]: the sum over rows of the fp32 gradient
+       workspace                                   TE_HAL_OP_BIAS_ACTIVATION_BWD; 0 and 0 without grad_bias */
+    int32_t (*bias_activation_bwd)(int32_t activation, uintptr_t grad_output, int32_t grad_dtype, uintptr_t input,
+                                   int32_t input_dtype, int64_t rows, int64_t cols, uintptr_t bias,
+                                   int32_t bias_dtype, uintptr_t grad_input, int32_t grad_input_dtype,
+                                   uintptr_t grad_bias, int32_t grad_bias_dtype, uintptr_t workspace,
+                                   int64_t workspace_size, uintptr_t stream);
+
+    /* residual + (input + bias), both sums in fp32, rounded once (G6). All but bias are [rows, cols]. */
+    int32_t (*bias_residual)(uintptr_t input, int32_t input_dtype, int64_t rows, int64_t cols, uintptr_t bias,
+                             int32_t bias_dtype, uintptr_t residual, int32_t residual_dtype, uintptr_t output,
+                             int32_t output_dtype, uintptr_t stream);
 } te_hal_api;
 
 /* ------------------------------------------------------------------------------------------------------- entry -- */
@@ -508,10 +536,10 @@ typedef const te_hal_api *(*te_hal_get_api_function)(uint32_t highest_abi_versio
 #define TE_HAL_HAS(api, entry) ((api)->struct_size >= TE_HAL_SIZE_TO(entry) && (api)->entry != NULL)
 
 /* struct_size of this version's table. Whoever adds an entry moves the name here and the number below. */
-#define TE_HAL_API_SIZE TE_HAL_SIZE_TO(bias_grad_quantize)
+#define TE_HAL_API_SIZE TE_HAL_SIZE_TO(bias_residual)
 
 typedef char te_hal_api_ends_with_the_named_entry[TE_HAL_API_SIZE == sizeof(te_hal_api) ? 1 : -1];
-typedef char te_hal_api_has_34_pointers[TE_HAL_API_SIZE == 8 + 34 * sizeof(void *) ? 1 : -1];
+typedef char te_hal_api_has_37_pointers[TE_HAL_API_SIZE == 8 + 37 * sizeof(void *) ? 1 : -1];
 
 #ifdef __cplusplus
 }

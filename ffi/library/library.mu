@@ -53,6 +53,7 @@ te_hal_api make_api() {
     add_softmax_entries(api);
     add_activation_entries(api);
     add_fused_entries(api);
+    add_biased_entries(api);
     return api;
 }
 

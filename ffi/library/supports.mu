@@ -63,13 +63,17 @@ inline int32_t supports_op(const te_hal_call& call) {
         case TE_HAL_OP_BIAS_GRAD:
         case TE_HAL_OP_BIAS_GRAD_QUANTIZE:
             return supports_bias_grad(call);
+        case TE_HAL_OP_BIAS_ACTIVATION_FWD:
+        case TE_HAL_OP_BIAS_ACTIVATION_BWD:
+        case TE_HAL_OP_BIAS_RESIDUAL:
+            return supports_biased(call);
         default:
             return refuse_call("no kernel for this op");
     }
 }
 
 constexpr int32_t kFirstOp = TE_HAL_OP_TRANSPOSE;
-constexpr int32_t kLastOp = TE_HAL_OP_BIAS_GRAD_QUANTIZE;
+constexpr int32_t kLastOp = TE_HAL_OP_BIAS_RESIDUAL;
 constexpr uint32_t kAllFlags = 63;
 
 inline int32_t supports(const te_hal_call* asked) {

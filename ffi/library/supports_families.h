@@ -3,6 +3,7 @@
 
 #include "../kernels/activation_quantize.mu"
 #include "../kernels/bias_grad.mu"
+#include "../kernels/biased.mu"
 #include "../kernels/norm_backward_entry.mu"
 #include "error.h"
 
@@ -97,6 +98,19 @@ inline int32_t supports_bias_grad(const te_hal_call& call) {
     return fused ? supports_cast_result(call) : TE_HAL_OK;
 }
 
+inline int32_t supports_biased(const te_hal_call& call) {
+    const bool activates = call.op != TE_HAL_OP_BIAS_RESIDUAL;
+    if (activates && (call.kind < TE_HAL_GELU || call.kind >= TE_HAL_GEGLU)) {
+        return fail(TE_HAL_UNSUPPORTED, "with a bias there are the activations that are not gated");
+    }
+    const int32_t other = call.op == TE_HAL_OP_BIAS_ACTIVATION_FWD ? call.input_dtype : call.other_dtype;
+    if (!all_plain(call.input_dtype, other, call.bias_dtype) ||
+        !all_plain(call.output_dtype, call.output_dtype, call.output_dtype)) {
+        return fail(TE_HAL_UNSUPPORTED, "a product, what comes with it, and the result are fp32, fp16 or bf16");
+    }
+    return TE_HAL_OK;
+}
+
 // Of an op of these families; 0 for every other.
 inline int64_t family_workspace_bytes(int32_t op, int32_t kind, int32_t mode, int64_t rows, int64_t cols) {
     switch (op) {
@@ -111,6 +125,8 @@ inline int64_t family_workspace_bytes(int32_t op, int32_t kind, int32_t mode, in
             return fused_workspace_bytes(mode, rows, elements_of(cols, is_gated(kind) ? 2 : 1));
         case TE_HAL_OP_BIAS_GRAD_QUANTIZE:
             return fused_workspace_bytes(mode, rows, cols);
+        case TE_HAL_OP_BIAS_ACTIVATION_BWD:
+            return bias_activation_workspace_bytes(rows, cols);
         default:
             return 0;
     }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from te_hal.ffi.marshalling import (
     activation,
     amax,
+    biased,
     cast,
     fused_activation,
     fused_cast,
@@ -48,6 +49,9 @@ _FUNCTIONS: tuple[Callable[..., Any], ...] = (
     fused_norm.rmsnorm_quantize,
     fused_activation.activation_quantize,
     fused_activation.activation_bwd_quantize,
+    biased.bias_activation_fwd,
+    biased.bias_activation_bwd,
+    biased.bias_residual,
 )
 
 

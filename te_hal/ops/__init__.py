@@ -10,6 +10,7 @@ import te_hal.ops.fused_compositions  # noqa: F401 - registers them
 from te_hal.ops.activation import activation_bwd, activation_fwd
 from te_hal.ops.amax import amax, compute_scale, update_delayed_scale
 from te_hal.ops.bias_grad import bias_grad
+from te_hal.ops.biased import bias_activation_bwd, bias_activation_fwd, bias_residual
 from te_hal.ops.cast import dequantize, quantize
 from te_hal.ops.delayed_scales import update_delayed_scales
 from te_hal.ops.fused_activation import activation_bwd_quantize, activation_quantize
@@ -25,8 +26,11 @@ __all__ = [
     "activation_fwd",
     "activation_quantize",
     "amax",
+    "bias_activation_bwd",
+    "bias_activation_fwd",
     "bias_grad",
     "bias_grad_quantize",
+    "bias_residual",
     "compute_scale",
     "dequantize",
     "gemm",

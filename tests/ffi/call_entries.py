@@ -75,6 +75,9 @@ def other_calls(rows: int, cols: int) -> list[tuple[str, dict[str, object], dict
         ("activation_fwd", {"output_dtype": BF16, "activation": 11}, whole),
         ("activation_bwd", {}, {"grad_input": 2 * size}),
         ("activation_bwd", {"activation": 11}, {"grad_input": 2 * 2 * size}),
+        ("bias_activation_fwd", {"output_dtype": BF16}, whole),
+        ("bias_activation_bwd", {}, {"grad_input": 2 * size, "grad_bias": 2 * cols}),
+        ("bias_residual", {"output_dtype": BF16}, whole),
     ]
     for layout, result in ((0, size), (1, rows * 40), (2, cols * 40)):
         for dtype, mode in ((BF16, 0), (E4M3, TENSOR)):

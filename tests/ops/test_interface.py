@@ -108,6 +108,8 @@ FLAG_OF_ANOTHER_VALUE = {
     "softmax_fwd": {"scale": 0.5, "causal": "bottom_right", "window": (1, 0), "out_dtype": torch.float16},
     "softmax_bwd": {"scale": 0.5},
     "bias_grad": {"out_dtype": torch.float16},
+    "bias_activation_fwd": {"activation": "silu", "out_dtype": torch.float16},
+    "bias_activation_bwd": {"activation": "silu", "bias_grad": True, "out_dtype": torch.float16},
     "activation_fwd": {"limit": 1.0, "alpha": 2.0, "glu_linear_offset": 3.0, "out_dtype": torch.float16},
     "activation_bwd": {"limit": 1.0, "alpha": 2.0, "glu_linear_offset": 3.0, "out_dtype": torch.float16},
 }

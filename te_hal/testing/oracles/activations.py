@@ -81,6 +81,29 @@ def forward(given: dict[str, Any]) -> dict[str, Due]:
     return {"output": Due(found, found.abs() * (1 + a) + a.clamp(max=8.0) * factor)}
 
 
+@oracle("bias_activation_fwd")
+def biased(given: dict[str, Any]) -> dict[str, Due]:
+    """As without a bias, of the sum; the sum is an fp32 one, whose own rounding is relative to its terms."""
+    x = given["input"].double() + given["bias"].double()
+    terms = given["input"].double().abs() + given["bias"].double().abs()
+    found = _ACTIVATED[given["activation"]](x)
+    return {"output": Due(found, found.abs() * (1 + terms) + terms.clamp(max=8.0) + terms * (x > 0))}
+
+
+@oracle("bias_activation_bwd")
+def biased_backward(given: dict[str, Any]) -> dict[str, Due]:
+    """grad_output times the slope at the sum, and that summed over rows."""
+    x, grad = given["input"].double() + given["bias"].double(), given["grad_output"].double()
+    terms = given["input"].double().abs() + given["bias"].double().abs()
+    gradient = grad * _slope(_ACTIVATED[given["activation"]], x)
+    magnitude = grad.abs() * (1 + terms) ** 2
+    due = {"grad_input": Due(gradient, magnitude)}
+    if given["bias_grad"]:
+        columns = gradient.shape[-1]
+        due["grad_bias"] = Due(*(values.reshape(-1, columns).sum(0) for values in (gradient, magnitude)))
+    return due
+
+
 @oracle("activation_bwd")
 def backward(given: dict[str, Any]) -> dict[str, Due]:
     """grad_output times the slope, element by element; a factor of 0 beside NaN gives NaN."""
