@@ -9,6 +9,7 @@ from te_hal.modules.attention import (
     RotaryPositionEmbedding,
     apply_rotary_pos_emb,
 )
+from te_hal.modules.grouped_linear import GroupedLinear
 from te_hal.modules.layernorm import LayerNorm
 from te_hal.modules.layernorm_linear import LayerNormLinear
 from te_hal.modules.layernorm_mlp import LayerNormMLP
@@ -65,6 +66,7 @@ __all__ = [
     "Float8CurrentScalingQuantizer",
     "Float8Quantizer",
     "Float8Tensor",
+    "GroupedLinear",
     "IdentityQuantizer",
     "LayerNorm",
     "LayerNormLinear",
@@ -113,7 +115,6 @@ _LATER = (
     "Fp8Padding",
     "Fp8Unpadding",
     "FusedMLAQUpProjRopeQuant",
-    "GroupedLinear",
     "HybridQuantizedTensor",
     "HybridQuantizedTensorStorage",
     "HybridQuantizer",

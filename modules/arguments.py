@@ -44,6 +44,7 @@ _FEATURES = {
     **dict.fromkeys(("fp8_output", "bf16_backward"), _FP8_ATTENTION),
     "delay_wgrad_compute": "delayed wgrad",
     "symmetric_ar_type": "symmetric-memory all-reduce",
+    "use_grouped_tensor": "one kernel over all products of GroupedLinear",
     "checkpoint": "recompute",
     "checkpoint_core_attention": "recompute of attention",
     "sm_margin": "multiprocessors that kernels leave free",

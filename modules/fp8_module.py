@@ -101,7 +101,7 @@ class Fp8Module(ScalingModule):
             raise UnsupportedError(
                 f"{self.label}: backward_override",
                 got=repr(override),
-                accepted="None for this module; te.Linear and te.LayerNormLinear have both others",
+                accepted="None for this module; te.Linear, te.LayerNormLinear and te.GroupedLinear have both others",
                 todo="leave it out of the recipe, or run this module under a recipe of its own",
             )
         if not isinstance(frame.recipe, CustomRecipe):

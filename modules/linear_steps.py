@@ -64,12 +64,15 @@ def input_operand(input: torch.Tensor, call: LinearCall) -> Operand:
     return quantize(rows, call.quantizers.input, call.plan.copies.input_made, call.plan.casts.input)
 
 
-def fprop(input: Operand, weight: Operand, bias: torch.Tensor | None, plan: LinearPlan) -> torch.Tensor:
-    """``input @ weight.T + bias``, ``[M, out_features]``."""
+def fprop(
+    input: Operand, weight: Operand, bias: torch.Tensor | None, plan: LinearPlan, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """``input @ weight.T + bias``, ``[M, out_features]``; in ``out`` where the plan's products write into one."""
     key = plan.key
     if bias is not None and bias.dtype is not key.bias_dtype:
         bias = bias.to(key.bias_dtype)
-    output: torch.Tensor = plan.fprop(input, weight, bias=bias, out_dtype=key.result_dtype("output"))
+    into = {} if out is None else {"out": out}
+    output: torch.Tensor = plan.fprop(input, weight, bias=bias, out_dtype=key.result_dtype("output"), **into)
     return output
 
 
@@ -149,14 +152,17 @@ def _bias_grad(grad_output: torch.Tensor, plan: LinearPlan) -> torch.Tensor | No
     return gradient
 
 
-def dgrad(grad: Operand, weight: Operand | None, plan: LinearPlan) -> torch.Tensor | None:
-    """``grad @ weight``, ``[M, in_features]``; None where nobody asks for it."""
+def dgrad(
+    grad: Operand, weight: Operand | None, plan: LinearPlan, out: torch.Tensor | None = None
+) -> torch.Tensor | None:
+    """``grad @ weight``, ``[M, in_features]``, in ``out`` as :func:`fprop`; None where nobody asks for it."""
     if plan.dgrad is None:
         return None
     key = plan.key
     if plan.dequantize_weight is not None:
         weight = plan.dequantize_weight(weight, out_dtype=key.dtype)
-    product: torch.Tensor = plan.dgrad(grad, weight, layout="dgrad", out_dtype=key.result_dtype("grad_input"))
+    into = {} if out is None else {"out": out}
+    product: torch.Tensor = plan.dgrad(grad, weight, layout="dgrad", out_dtype=key.result_dtype("grad_input"), **into)
     return product
 
 

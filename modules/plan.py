@@ -145,12 +145,15 @@ class _Gemms:
         key, copies = self.key, self.copies
         a, b = self._kind("input", copies.input_made), self._kind("weight", copies.weight_made)
         out_dtype = key.result_dtype("output")
-        return resolve(gemm_call("fprop", key.device, a, b, out_dtype, bias=key.bias_dtype)).kernel
+        out = out_dtype if key.writes_into else None
+        return resolve(gemm_call("fprop", key.device, a, b, out_dtype, bias=key.bias_dtype, out=out)).kernel
 
     def dgrad(self) -> Kernel:
         key, copies = self.key, self.copies
         a, b = self._kind("grad_output", copies.grad_made), self._kept_kind("weight", copies.weight_kept)
-        return resolve(gemm_call("dgrad", key.device, a, b, key.result_dtype("grad_input"))).kernel
+        out_dtype = key.result_dtype("grad_input")
+        out = out_dtype if key.writes_into else None
+        return resolve(gemm_call("dgrad", key.device, a, b, out_dtype, out=out)).kernel
 
     def wgrad(self) -> Kernel:
         return resolve(gemm_call("wgrad", self.key.device, *self._of_wgrad(), self.key.dtype)).kernel

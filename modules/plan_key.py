@@ -27,6 +27,7 @@ class PlanKey(NamedTuple):
         grad_is_quantized: what comes before dgrad and wgrad quantizes the gradient, and sums it for the bias.
         keeps_original_input: the backward quantizes the input again.
         fp8_output, fp8_grad: output, gradient of the input leave as Float8Tensors.
+        writes_into: fprop and dgrad write to tensors that exist, parts of a larger result.
     """
 
     formats: Formats | None
@@ -42,6 +43,7 @@ class PlanKey(NamedTuple):
     keeps_original_input: bool = False
     fp8_output: bool = False
     fp8_grad: bool = False
+    writes_into: bool = False
 
     @property
     def override(self) -> str | None:
@@ -74,6 +76,7 @@ def plan_key(
     keeps_original_input: bool = False,
     fp8_output: bool = False,
     fp8_grad: bool = False,
+    writes_into: bool = False,
 ) -> PlanKey:
     """Describe a call.
 
@@ -89,6 +92,7 @@ def plan_key(
         keeps_original_input: asked for; without effect where there is no wgrad, or the input is quantized already.
         fp8_output: asked for; without effect without FP8.
         fp8_grad: the same, and without effect where there is no dgrad.
+        writes_into: fprop and dgrad get an ``out``.
     """
     dtype, fp8, grad = weight.dtype, formats is not None, torch.is_grad_enabled()
     dgrad = grad and (inp.requires_grad if needs_dgrad is None else needs_dgrad)
@@ -112,6 +116,7 @@ def plan_key(
         keeps_original_input=keeps_original_input and fp8 and wgrad and not quantized and override is None,
         fp8_output=fp8_output and fp8,
         fp8_grad=fp8_grad and fp8 and dgrad,
+        writes_into=writes_into,
     )
 
 

@@ -36,6 +36,7 @@ class Case:
 CAST, AMAX = "backends/cpu_reference/test_cast.py", "backends/cpu_reference/test_amax.py"
 MXFP8 = "backends/cpu_reference/test_mxfp8_cast.py"
 ATTENTION = "modules/test_attention"
+GROUPED = "modules/test_grouped_linear.py"
 FP8, AUTOCAST, STATE = "modules/test_linear_fp8.py", "quantization/test_autocast.py", "modules/test_state_dict.py"
 
 CASES = {
@@ -168,8 +169,8 @@ CASES = {
         (
             "modules/test_quantized_weights.py::test_the_initial_value_is_preserved_exactly_until_it_is_cleared",
             "modules/test_quantized_weights.py::test_a_master_may_start_from_the_preserved_value",
+            f"{GROUPED}::test_weights_that_live_in_fp8_give_the_first_step_of_weights_quantized_at_each_step",
         ),
-        {"GroupedLinear": WHOLE_SET},
     ),
     "B50": Case(
         "main_grad that gets one microbatch only",
@@ -235,6 +236,22 @@ CASES = {
             "modules/test_rope.py::test_an_offset_is_the_first_position",
         ),
         {"thd": WHOLE_SET},
+    ),
+    "B77": Case(
+        "a weight gradient of an expert without rows that is no zero",
+        (
+            f"{GROUPED}::test_gradients_of_groups_without_rows_are_exactly_zero_whatever_memory_held",
+            f"{GROUPED}::test_main_grad_adds_and_overwrites_as_flags_say_also_without_rows",
+        ),
+    ),
+    "B79": Case(
+        "a stacked weight that gets no gradient",
+        (
+            f"{GROUPED}::test_stacked_parameters_get_the_gradients_of_separate_ones",
+            f"{GROUPED}::test_main_grad_adds_and_overwrites_as_flags_say_also_without_rows",
+            f"{GROUPED}::test_grad_added_to_main_grad_is_set_and_hooks_run_on_zeros",
+            "modules/test_grouped_arguments.py::test_stacked_weights_in_fp8_are_refused_at_construction",
+        ),
     ),
     "B82": Case(
         "quantized weights that survive offload",
