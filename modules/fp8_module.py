@@ -18,6 +18,7 @@ from te_hal.quantization.operand_formats import override_of, recipe_formats
 from te_hal.recipe import CustomRecipe
 from te_hal.schema.errors import ArgumentError, UnsupportedError
 from te_hal.schema.formats import FLOATS
+from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from te_hal.quantization.operand_formats import Formats
     from te_hal.recipe import Recipe
     from te_hal.schema.formats import ColumnwiseOrder
-    from te_hal.schema.storage import QuantizedStorage
 
 
 class Fp8Module(ScalingModule):
@@ -175,7 +175,8 @@ class Fp8Module(ScalingModule):
             parameters: what it was made from; a change of one makes what is kept invalid.
             weight: detached, in the activation dtype; one that lives in FP8 is not quantized again.
             plan: says which copies.
-            is_first_microbatch: None: quantize. True: quantize and keep. False: take what is kept, if it fits.
+            is_first_microbatch: None: quantize. True: quantize and keep. False: take what is kept, if it fits. What
+                is no QuantizedStorage (plain, or of a HybridQuantizer) is not kept but made each time.
             gemm: number of the product that reads it.
         """
         if isinstance(weight, QuantizedTensor):
@@ -190,7 +191,7 @@ class Fp8Module(ScalingModule):
             columnwise=made.columnwise,
             kernels=plan.casts.weight,
         )
-        if is_first_microbatch is not None and not isinstance(operand, torch.Tensor):
+        if is_first_microbatch is not None and isinstance(operand, QuantizedStorage):
             self._weight_cache.put(name, operand, parameters, plan)
         return operand
 

@@ -76,7 +76,7 @@ class LayerNormLinearFunction(torch.autograd.Function):
         returned = None
         if call.returns_norm and normed.output is not None:
             returned = as_result(normed.output, input.shape)
-            kept = returned if isinstance(kept, torch.Tensor) else kept  # so that a later write to it is noticed
+            kept = returned if kept is normed.output else kept  # so that a later write to it is noticed
         of_norm = (rows, gamma, *normed.statistics) if plan.key.dgrad else ()
         kept_weight = linear_steps.kept_weight(weight_operand, plan, weight)
         tensors, ctx.rebuilds = prepare_for_saving(kept, kept_weight, *of_norm)

@@ -88,7 +88,7 @@ class LayerNormMLPFunction(torch.autograd.Function):
         kept, returned = linear_steps.kept_input(normed.operand, fc1), None
         if call.returns_norm and normed.output is not None:
             returned = as_result(normed.output, input.shape)
-            kept = returned if isinstance(kept, torch.Tensor) else kept  # so that a later write to it is noticed
+            kept = returned if kept is normed.output else kept  # so that a later write to it is noticed
         tensors, ctx.rebuilds = prepare_for_saving(
             kept,
             linear_steps.kept_weight(weights[0], fc1),

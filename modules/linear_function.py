@@ -47,7 +47,7 @@ class LinearFunction(torch.autograd.Function):
         input_operand = linear_steps.input_operand(input, call)
         output = linear_steps.fprop(input_operand, weight_operand, bias, plan)
         if plan.key.keeps_original_input:
-            kept: linear_steps.Operand | None = plain_rows(input)
+            kept: linear_steps.Kept = plain_rows(input)
         else:
             kept = linear_steps.kept_input(input_operand, plan, input)
         tensors, ctx.rebuilds = prepare_for_saving(kept, linear_steps.kept_weight(weight_operand, plan, weight))

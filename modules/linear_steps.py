@@ -9,6 +9,7 @@ import torch
 from te_hal.modules.main_grad import gradient_for_autograd, main_grad_of, should_accumulate
 from te_hal.modules.rows import plain_rows, quantized_rows
 from te_hal.quantization import Float8CurrentScalingQuantizer, Float8Quantizer, Float8Tensor
+from te_hal.quantization.hybrid_storage import HybridStorage
 from te_hal.quantization.quantized_tensor import wrap
 from te_hal.schema.formats import ScalingMode
 from te_hal.schema.storage import QuantizedStorage
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from te_hal.quantization.linear_calls import Copies
     from te_hal.quantization.quantizer import CastKernels, Quantizer
 
-    Operand = torch.Tensor | QuantizedStorage
+    Operand = torch.Tensor | QuantizedStorage | HybridStorage
+    Kept = torch.Tensor | QuantizedStorage | None
 
 
 def quantize(rows: torch.Tensor, quantizer: Quantizer, made: Copies, kernels: CastKernels) -> Operand:
@@ -72,11 +74,12 @@ def fprop(
     if bias is not None and bias.dtype is not key.bias_dtype:
         bias = bias.to(key.bias_dtype)
     into = {} if out is None else {"out": out}
-    output: torch.Tensor = plan.fprop(input, weight, bias=bias, out_dtype=key.result_dtype("output"), **into)
+    a, b = _rowwise(input), _rowwise(weight)
+    output: torch.Tensor = plan.fprop(a, b, bias=bias, out_dtype=key.result_dtype("output"), **into)
     return output
 
 
-def kept_input(input: Operand, plan: LinearPlan, plain: torch.Tensor | None = None) -> Operand | None:
+def kept_input(input: Operand, plan: LinearPlan, plain: torch.Tensor | None = None) -> Kept:
     """What is kept of the input for wgrad; None where it will not run.
 
     Args:
@@ -87,18 +90,28 @@ def kept_input(input: Operand, plan: LinearPlan, plain: torch.Tensor | None = No
     return _kept(input, plan, plan.copies.input_kept, plain) if plan.key.wgrad else None
 
 
-def kept_weight(weight: Operand, plan: LinearPlan, plain: torch.Tensor | None = None) -> Operand | None:
+def kept_weight(weight: Operand, plan: LinearPlan, plain: torch.Tensor | None = None) -> Kept:
     """What is kept of the weight for dgrad; None where it will not run. Arguments as of :func:`kept_input`."""
     return _kept(weight, plan, plan.copies.weight_kept, plain) if plan.key.dgrad else None
 
 
-def _kept(operand: Operand, plan: LinearPlan, kept: Copies, plain: torch.Tensor | None) -> Operand | None:
+def _kept(operand: Operand, plan: LinearPlan, kept: Copies, plain: torch.Tensor | None) -> Kept:
     if plan.key.override == "high_precision" and plain is not None:
         return plain_rows(plain)
-    return _keep(operand, kept)
+    return operand.columnwise if isinstance(operand, HybridStorage) else _keep(operand, kept)
 
 
-def _keep(operand: Operand, kept: Copies) -> Operand | None:
+def _rowwise(operand: Any) -> Any:  # noqa: ANN401 - an operand, or None
+    """What the first of the two products that read an operand gets."""
+    return operand.rowwise if isinstance(operand, HybridStorage) else operand
+
+
+def _columnwise(operand: Any) -> Any:  # noqa: ANN401 - the same
+    """What the second one gets."""
+    return operand.columnwise if isinstance(operand, HybridStorage) else operand
+
+
+def _keep(operand: torch.Tensor | QuantizedStorage, kept: Copies) -> Kept:
     if not isinstance(operand, QuantizedStorage):
         return operand
     if not (kept.rowwise or kept.columnwise):
@@ -162,7 +175,8 @@ def dgrad(
     if plan.dequantize_weight is not None:
         weight = plan.dequantize_weight(weight, out_dtype=key.dtype)
     into = {} if out is None else {"out": out}
-    product: torch.Tensor = plan.dgrad(grad, weight, layout="dgrad", out_dtype=key.result_dtype("grad_input"), **into)
+    out_dtype = key.result_dtype("grad_input")
+    product: torch.Tensor = plan.dgrad(_rowwise(grad), weight, layout="dgrad", out_dtype=out_dtype, **into)
     return product
 
 
@@ -176,7 +190,8 @@ def wgrad(grad: Operand, kept: Operand | None, call: LinearCall) -> torch.Tensor
     if isinstance(kept, torch.Tensor):
         kept = plain_rows(kept)
     if quantizers is not None and key.keeps_original_input and isinstance(kept, torch.Tensor):
-        kept = quantize(kept, quantizers.input, plan.copies.input_remade, plan.casts.input_again)
+        kept = _columnwise(quantize(kept, quantizers.input, plan.copies.input_remade, plan.casts.input_again))
+    grad = _columnwise(grad)
     if plan.dequantize_input is not None:
         kept = plan.dequantize_input(kept, out_dtype=key.dtype)
     if plan.wgrad is not None:

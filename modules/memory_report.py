@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from te_hal.modules.fp8_module import Fp8Module
-from te_hal.quantization import QuantizedTensor
+from te_hal.quantization import HybridQuantizedTensor, QuantizedTensor
 from te_hal.schema.errors import ArgumentTypeError
+from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from te_hal.schema.storage import QuantizedStorage
 
 #: The buffers of a storage in their order: name, and what they are for.
 _BUFFERS = (
@@ -163,7 +162,14 @@ def _of_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer | Non
 
 
 def _of_tensor(name: str, kind: str, tensor: torch.Tensor, why: str) -> Iterator[_Found]:
-    if isinstance(tensor, QuantizedTensor):
+    if isinstance(tensor, HybridQuantizedTensor):
+        storage: Any = tensor.quantized_storage
+        for part, held in (("rowwise", storage.rowwise), ("columnwise", storage.columnwise)):
+            if isinstance(held, QuantizedStorage):
+                yield from _of_storage(f"{name} ({part} part)", kind, held, why)
+            elif held is not None:
+                yield f"{name} ({part} part)", kind, held, f"{why}: a part in high precision"
+    elif isinstance(tensor, QuantizedTensor):
         yield from _of_storage(name, kind, tensor.quantized_storage, why)
     else:
         yield name, kind, tensor, why

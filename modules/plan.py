@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import te_hal.ops
 from te_hal.dispatch import backend_for, current_memo, current_selection, resolve
+from te_hal.modules.hybrid_casts import copies_read, hybrid_casts
 from te_hal.quantization.linear_calls import (
     NO_COPIES,
     ROWWISE,
@@ -143,14 +144,14 @@ class _Gemms:
 
     def fprop(self) -> Kernel:
         key, copies = self.key, self.copies
-        a, b = self._kind("input", copies.input_made), self._kind("weight", copies.weight_made)
+        a, b = self._kind("fprop", "input", copies.input_made), self._kind("fprop", "weight", copies.weight_made)
         out_dtype = key.result_dtype("output")
         out = out_dtype if key.writes_into else None
         return resolve(gemm_call("fprop", key.device, a, b, out_dtype, bias=key.bias_dtype, out=out)).kernel
 
     def dgrad(self) -> Kernel:
         key, copies = self.key, self.copies
-        a, b = self._kind("grad_output", copies.grad_made), self._kept_kind("weight", copies.weight_kept)
+        a, b = self._kind("dgrad", "grad_output", copies.grad_made), self._kind("dgrad", "weight", copies.weight_kept)
         out_dtype = key.result_dtype("grad_input")
         out = out_dtype if key.writes_into else None
         return resolve(gemm_call("dgrad", key.device, a, b, out_dtype, out=out)).kernel
@@ -169,16 +170,17 @@ class _Gemms:
 
     def _of_wgrad(self) -> tuple[Kind, Kind]:
         kept = self.copies.input_remade if self.key.keeps_original_input else self.copies.input_kept
-        return self._kind("grad_output", self.copies.grad_made), self._kept_kind("input", kept)
+        return self._kind("wgrad", "grad_output", self.copies.grad_made), self._kind("wgrad", "input", kept)
 
-    def _kind(self, role: str, copies: Copies) -> Kind:
-        return operand_kind(self.key.format_of(role), copies, self.order, self.key.dtype)
-
-    def _kept_kind(self, role: str, copies: Copies) -> Kind:
-        """Of what the forward kept, as dgrad and wgrad read it."""
+    def _kind(self, layout: str, role: str, copies: Copies) -> Kind:
+        """Of an operand as a product reads it."""
         formats = self.key.formats
-        of = None if formats is None else formats.in_backward(role)
-        return operand_kind(of, copies, self.order, self.key.dtype)
+        if formats is None:
+            return self.key.dtype
+        hybrid = formats.hybrid(role)
+        if hybrid is not None:
+            copies = copies_read(self.copies, layout, role)
+        return operand_kind(formats.read_by(layout, role), copies, self.order, self.key.dtype)
 
 
 def _dequantize(key: PlanKey, role: str, kept: Copies, order: ColumnwiseOrder) -> Kernel | None:
@@ -206,7 +208,11 @@ def _casts(key: PlanKey, copies: LinearCopies, order: ColumnwiseOrder) -> PlanCa
     if key.formats is None:
         return PlanCasts()
 
-    def bind(role: str, wanted: bool, dtype: torch.dtype, made: Copies) -> CastKernels:
+    def bind(role: str, wanted: bool, dtype: torch.dtype, made: Copies, *, again: bool = False) -> CastKernels:
+        hybrid = None if key.formats is None else key.formats.hybrid(role)
+        if hybrid is not None and wanted:
+            of_parts = copies.hybrid("input_again" if again else role)
+            return hybrid_casts(key, hybrid, of_parts, order, Casts)  # type: ignore[no-any-return] # in their place
         of = key.format_of(role)
         if of is None or not wanted:
             return OPS  # type: ignore[no-any-return] # a module as a protocol
@@ -221,5 +227,5 @@ def _casts(key: PlanKey, copies: LinearCopies, order: ColumnwiseOrder) -> PlanCa
         output=bind("output", key.fp8_output, key.result_dtype("output"), ROWWISE),
         grad_output=bind("grad_output", casts_gradient, key.dtype, copies.grad_made),
         grad_input=bind("grad_input", key.fp8_grad, key.result_dtype("grad_input"), ROWWISE),
-        input_again=bind("input", key.keeps_original_input, key.dtype, copies.input_remade),
+        input_again=bind("input", key.keeps_original_input, key.dtype, copies.input_remade, again=True),
     )

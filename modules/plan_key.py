@@ -86,8 +86,8 @@ def plan_key(
         weight: in the activation dtype.
         bias: what fprop adds, in the activation dtype.
         needs_dgrad: whether something before needs the gradient of the input; None: whether ``inp`` does.
-        input_is_quantized: the op before quantizes the input, under FP8; not done where wgrad reads the unquantized
-            one.
+        input_is_quantized: the op before quantizes the input, under FP8; it does not where one cast is not all that
+            is read of it.
         main_grad_dtype: where wgrad goes to main_grad.
         keeps_original_input: asked for; without effect where there is no wgrad, or the input is quantized already.
         fp8_output: asked for; without effect without FP8.
@@ -98,9 +98,8 @@ def plan_key(
     dgrad = grad and (inp.requires_grad if needs_dgrad is None else needs_dgrad)
     wgrad = grad and weight.requires_grad
     override = None if formats is None else formats.backward_override
-    quantized = isinstance(inp, Float8Tensor) or (input_is_quantized and fp8)
-    if override == "high_precision" and wgrad:  # which reads what a fused cast would not leave
-        quantized = isinstance(inp, Float8Tensor)
+    fused = formats is not None and formats.input is not None and not (override == "high_precision" and wgrad)
+    quantized = isinstance(inp, Float8Tensor) or (input_is_quantized and fused)
     # Under FP8 an fp32 bias is rounded to bf16, as in Transformer Engine (docs/numerics.md, G4).
     bias_dtype = torch.bfloat16 if fp8 and dtype == torch.float32 else dtype
     return PlanKey(
@@ -125,4 +124,5 @@ def _as_given(formats: Formats, inp: torch.Tensor) -> Formats:
     if not isinstance(inp, Float8Tensor):
         return formats
     storage = inp.quantized_storage
-    return formats._replace(input=OperandFormat.of(storage.format, storage.mode))
+    given = OperandFormat.of(storage.format, storage.mode)
+    return formats._replace(input=given, hybrids=tuple(each for each in formats.hybrids if each[0] != "input"))

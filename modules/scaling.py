@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from te_hal.quantization.custom_state import CustomScalingState
 from te_hal.quantization.factory_answers import ask_factory, factory_snapshot, same_answers
+from te_hal.quantization.hybrid_quantizer import HybridQuantizer
 from te_hal.quantization.scaling_state import (
     BACKWARD_ROLES,
     FORWARD_ROLES,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from te_hal.quantization import Quantizer
+    from te_hal.quantization.factory_answers import Answer
     from te_hal.quantization.quantizer_role import SlotRoles
     from te_hal.recipe import CustomRecipe, Recipe
 
@@ -114,6 +116,7 @@ def build_custom_scaling(
     """
     answers = ask_factory(recipe.qfactory, slot_roles, label)
     if recipe.backward_override is not None:
+        answers["scaling_fwd"] = tuple(map(_of_fprop, answers["scaling_fwd"]))
         answers["scaling_bwd"] = tuple(IdentityQuantizer() for _ in answers["scaling_bwd"])
     states: dict[str, ScalingState | CustomScalingState] = {}
     for key, roles, forward in DIRECTIONS:
@@ -122,6 +125,11 @@ def build_custom_scaling(
     # Looked at afterwards: a factory may keep a record of what it was asked.
     asked = Asked(factory_snapshot(recipe.qfactory), slot_roles)
     return Scaling(copy.copy(recipe), (recipe, recipe.version), states, asked)
+
+
+def _of_fprop(answer: Answer) -> Answer:
+    """What fprop needs of an answer: the backward reads no codes."""
+    return answer.rowwise_quantizer if isinstance(answer, HybridQuantizer) else answer
 
 
 def quantizes_alike(held: Scaling, made: Scaling, device: torch.device) -> bool:

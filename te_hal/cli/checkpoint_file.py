@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from te_hal.cli.checkpoint import read_checkpoint
+from te_hal.quantization.hybrid_tensor import rebuild_hybrid_tensor
 from te_hal.quantization.quantized_tensor import rebuild_quantized_tensor
 from te_hal.schema.errors import CheckpointError
 
@@ -30,7 +31,11 @@ _DAMAGE = (
 )
 
 #: Besides torch's own: what Transformer Engine 1.x and te_hal's quantized tensors are saved as. Neither runs anything.
-_HARMLESS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [io.BytesIO, rebuild_quantized_tensor]
+_HARMLESS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
+    io.BytesIO,
+    rebuild_quantized_tensor,
+    rebuild_hybrid_tensor,
+]
 
 
 class CheckpointFile(NamedTuple):

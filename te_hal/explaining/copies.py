@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from te_hal.modules.plan import LinearPlan
+from te_hal.quantization.linear_calls import HybridCopies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from te_hal.quantization.linear_calls import Copies
+    from te_hal.quantization.operand_formats import HybridFormat
 
 #: Operand, and the fields of LinearCopies that say when each copy is made and kept.
 _FIELDS = (
@@ -51,7 +53,22 @@ def _sentences(plan: LinearPlan) -> dict[str, str]:
         parts = [part for part in parts if not part.endswith(" none")]
         if of is not None and parts:
             found[operand] = f"{of.format.name}/{of.mode.value}: {', '.join(parts)}"
+        hybrid = plan.key.formats.hybrid(operand)
+        if hybrid is not None:
+            found[operand] = _of_parts(plan, operand, hybrid)
     return found
+
+
+def _of_parts(plan: LinearPlan, operand: str, hybrid: HybridFormat) -> str:
+    """An operand that two quantizers cast."""
+    made = plan.copies.hybrid(operand) or HybridCopies(None, None)
+    parts = ((hybrid.rowwise, made.rowwise), (hybrid.columnwise, made.columnwise))
+    texts = [
+        f"{of.format.name}/{of.mode.value} made {_names(copies)}" if of is not None else "plain"
+        for of, copies in parts
+        if copies is not None
+    ]
+    return f"two quantizers: {', then '.join(texts)}"
 
 
 def _names(copies: Copies) -> str:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-import te_hal.ops
 from te_hal.quantization import QuantizedTensor
+from te_hal.quantization.hybrid_storage import values_of
 from te_hal.schema.errors import ArgumentError
 from te_hal.schema.formats import FLOATS
 
@@ -62,7 +62,7 @@ def gradient_of(where: str, parameter: torch.Tensor, attribute: str) -> torch.Te
 def fp32_value(parameter: torch.Tensor) -> torch.Tensor:
     """Its value in fp32: the parameter's own memory where it is fp32, a copy otherwise."""
     if isinstance(parameter, QuantizedTensor):
-        return te_hal.ops.dequantize(parameter.quantized_storage, out_dtype=torch.float32)
+        return values_of(parameter.quantized_storage, torch.float32)
     return parameter.detach().to(torch.float32)
 
 

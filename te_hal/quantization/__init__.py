@@ -17,6 +17,8 @@ from te_hal.quantization.block_tensors import Float8BlockwiseQTensor, MTFP8Tenso
 from te_hal.quantization.current_scaling_quantizer import Float8CurrentScalingQuantizer
 from te_hal.quantization.float8_quantizer import Float8Quantizer
 from te_hal.quantization.float8_tensor import Float8Tensor
+from te_hal.quantization.hybrid_quantizer import HybridQuantizer
+from te_hal.quantization.hybrid_tensor import HybridQuantizedTensor
 from te_hal.quantization.model_init import fp8_model_init, quantized_model_init
 from te_hal.quantization.nvfp4_quantizer import NVFP4Quantizer
 from te_hal.quantization.nvfp4_tensor import NVFP4Tensor
@@ -35,6 +37,8 @@ __all__ = [
     "Float8CurrentScalingQuantizer",
     "Float8Quantizer",
     "Float8Tensor",
+    "HybridQuantizedTensor",
+    "HybridQuantizer",
     "IdentityQuantizer",
     "MTFP8Quantizer",
     "MTFP8Tensor",

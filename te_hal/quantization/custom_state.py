@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from te_hal.quantization.amax_reduction import check_single_process
-from te_hal.quantization.operand_formats import Formats, OperandFormat
+from te_hal.quantization.hybrid_quantizer import HybridQuantizer
+from te_hal.quantization.operand_formats import Formats, HybridFormat, OperandFormat
 from te_hal.quantization.quantizer_request import DelayedScalingRequest
 from te_hal.quantization.scaling_state import BACKWARD_ROLES, FORWARD_ROLES, DelayedScalingState
 from te_hal.schema.errors import StateError
@@ -83,19 +84,42 @@ class CustomScalingState:
         """One quantizer per slot: copies of the factory's, which may give one for several, and those over the state."""
         requested = iter([] if self.delayed is None else self.delayed.make_quantizers())
         return [
-            next(requested) if isinstance(answer, DelayedScalingRequest) else answer.copy() for answer in self.answers
+            next(requested) if isinstance(answer, DelayedScalingRequest) else _quantizer(answer, role)
+            for answer, role in zip(self.answers, self.roles, strict=False)  # loaded ones have no answers yet
         ]
+
+
+def _quantizer(answer: Quantizer, role: str) -> Quantizer:
+    """A slot's own; of what leaves a module there is a rowwise copy only."""
+    if isinstance(answer, HybridQuantizer) and role in ("output", "grad_input"):
+        return answer.rowwise_quantizer.copy()
+    return answer.copy()
 
 
 def custom_formats(states: dict[str, CustomScalingState], gemm: int) -> Formats:
     """What the operands of product number ``gemm`` become by the quantizers of both directions."""
     forward, backward = len(FORWARD_ROLES), len(BACKWARD_ROLES)
-    inp, weight, output = states["scaling_fwd"].formats[forward * gemm : forward * (gemm + 1)]
-    grad_output, grad_input = states["scaling_bwd"].formats[backward * gemm : backward * (gemm + 1)]
-    return Formats(inp, weight, output, grad_output, grad_input)
+    of_slots = [
+        *states["scaling_fwd"].formats[forward * gemm : forward * (gemm + 1)],
+        *states["scaling_bwd"].formats[backward * gemm : backward * (gemm + 1)],
+    ]
+    hybrids = [(role, of) for role, of in zip(_ROLES, of_slots, strict=True) if isinstance(of, HybridFormat)]
+    plain = [None if isinstance(of, HybridFormat) else of for of in of_slots]
+    inp, weight, output, grad_output, grad_input = plain
+    return Formats(inp, weight, output, grad_output, grad_input, hybrids=tuple(hybrids))
 
 
-def _format(quantizer: Quantizer) -> OperandFormat | None:
+_ROLES = FORWARD_ROLES + BACKWARD_ROLES
+
+
+def _format(quantizer: Quantizer) -> OperandFormat | HybridFormat | None:
+    if isinstance(quantizer, HybridQuantizer):
+        rowwise, columnwise = _of_codes(quantizer.rowwise_quantizer), _of_codes(quantizer.columnwise_quantizer)
+        return HybridFormat(rowwise, columnwise, quantizer.chained)
+    return _of_codes(quantizer)
+
+
+def _of_codes(quantizer: Quantizer) -> OperandFormat | None:
     if not quantizer.quantizes:
         return None
     return OperandFormat.of(quantizer.format, quantizer.mode, delayed=quantizer.delayed)

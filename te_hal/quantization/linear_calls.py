@@ -14,7 +14,7 @@ from te_hal.schema.formats import ScalingMode
 from te_hal.schema.support import Call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from te_hal.dispatch import GemmCopies
     from te_hal.quantization.operand_formats import Formats, OperandFormat
@@ -34,6 +34,13 @@ NO_COPIES = Copies(rowwise=False, columnwise=False)
 ROWWISE = Copies(rowwise=True, columnwise=False)
 
 
+class HybridCopies(NamedTuple):
+    """Copies that the parts of an operand are made with (NO_COPIES of a plain one); None for one that nobody reads."""
+
+    rowwise: Copies | None
+    columnwise: Copies | None
+
+
 class LinearCopies(NamedTuple):
     """Copies of the operands.
 
@@ -42,6 +49,8 @@ class LinearCopies(NamedTuple):
         input_kept, weight_kept: kept for the backward; none where no gradient asks for them.
         input_remade: made in the backward, where it is the original input that is kept.
         grad_made: of grad_output.
+        hybrids: by role, of operands that become two parts, which have no other copies; as "input_again" of an input
+            that is remade.
     """
 
     input_made: Copies = NO_COPIES
@@ -50,6 +59,11 @@ class LinearCopies(NamedTuple):
     weight_kept: Copies = NO_COPIES
     input_remade: Copies = NO_COPIES
     grad_made: Copies = NO_COPIES
+    hybrids: tuple[tuple[str, HybridCopies], ...] = ()
+
+    def hybrid(self, role: str) -> HybridCopies | None:
+        """Copies of the two parts of an operand that has two."""
+        return next((copies for name, copies in self.hybrids if name == role), None) if self.hybrids else None
 
 
 def linear_copies(
@@ -72,26 +86,57 @@ def linear_copies(
         keeps_original_input: the backward quantizes the input again.
     """
 
-    def read(layout: str, operand: str, of: OperandFormat | None, *, wanted: bool = True) -> list[str]:
+    def read(layout: str, operand: str, role: str, *, wanted: bool = True) -> list[str]:
+        of = None if formats.hybrid(role) is not None else formats.read_by(layout, role)
         if of is None or not wanted:
             return []
         return [getattr(gemm_copies(layout, of.format, of.mode), operand)]
 
-    of_fprop = read("fprop", "a", formats.input), read("fprop", "b", formats.weight)
-    input_read = read("wgrad", "b", formats.in_backward("input"), wanted=wgrad)
-    weight_read = read("dgrad", "b", formats.in_backward("weight"), wanted=dgrad)
+    of_fprop = read("fprop", "a", "input"), read("fprop", "b", "weight")
+    input_read, weight_read = read("wgrad", "b", "input", wanted=wgrad), read("dgrad", "b", "weight", wanted=dgrad)
     if formats.backward_override == "dequantized":
         input_read, weight_read = of_fprop[0] if wgrad else [], of_fprop[1] if dgrad else []
     input_kept = [] if keeps_original_input else input_read
-    gradient = formats.grad_output
+    of_grad = [*read("dgrad", "a", "grad_output", wanted=dgrad), *read("wgrad", "a", "grad_output", wanted=wgrad)]
+    wanted = {"fprop": True, "dgrad": dgrad, "wgrad": wgrad}
     return LinearCopies(
         input_made=_union([*of_fprop[0], *input_kept]),
         weight_made=_union([*of_fprop[1], *weight_read]),
         input_kept=_union(input_kept),
         weight_kept=_union(weight_read),
         input_remade=_union(input_read if keeps_original_input else []),
-        grad_made=_union([*read("dgrad", "a", gradient, wanted=dgrad), *read("wgrad", "a", gradient, wanted=wgrad)]),
+        grad_made=_union(of_grad),
+        hybrids=tuple(_hybrid_copies(gemm_copies, formats, wanted, again=keeps_original_input)),
     )
+
+
+#: The two products that read an operand, and as which of theirs.
+_READERS = {
+    "input": (("fprop", "a"), ("wgrad", "b")),
+    "weight": (("fprop", "b"), ("dgrad", "b")),
+    "grad_output": (("dgrad", "a"), ("wgrad", "a")),
+}
+
+
+def _hybrid_copies(
+    gemm_copies: Callable[[str, ElementFormat, ScalingMode], GemmCopies],
+    formats: Formats,
+    wanted: Mapping[str, bool],
+    *,
+    again: bool,
+) -> Iterator[tuple[str, HybridCopies]]:
+    for role, _ in formats.hybrids:
+        found: list[Copies | None] = []
+        for layout, operand in _READERS[role]:
+            of, copies = formats.read_by(layout, role), NO_COPIES
+            if of is not None:
+                copies = _union([getattr(gemm_copies(layout, of.format, of.mode), operand)])
+            found.append(copies if wanted[layout] else None)
+        made = HybridCopies(found[0], found[1])
+        if role == "input" and again:
+            yield "input_again", made._replace(rowwise=None)
+            made = made._replace(columnwise=None)
+        yield role, made
 
 
 def _union(names: Iterable[str]) -> Copies:

@@ -56,10 +56,29 @@ def _interned(fmt: ElementFormat, mode: ScalingMode, delayed: bool) -> OperandFo
     return OperandFormat.of(fmt, mode, delayed=delayed)
 
 
+class HybridFormat(NamedTuple):
+    """What an operand becomes by a HybridQuantizer; None for a part that stays plain.
+
+    Attributes:
+        rowwise: for the first of the two products that read it, in the order fprop, dgrad, wgrad.
+        columnwise: for the other one.
+        chained: the columnwise part is made of what the rowwise one stands for.
+    """
+
+    rowwise: OperandFormat | None
+    columnwise: OperandFormat | None
+    chained: bool
+
+
+#: The product that reads the rowwise part of an operand.
+_FIRST = {"input": "fprop", "weight": "fprop", "grad_output": "dgrad"}
+
+
 class Formats(NamedTuple):
     """What the operands of a linear layer become, by role; None for one that its products take unquantized.
 
     Attributes:
+        hybrids: roles that become two parts, with what these are; their own fields are None.
         backward_override: None; or what dgrad and wgrad multiply in place of codes: the operands as they were before
             the cast ("high_precision"), or what the forward's codes stand for ("dequantized").
     """
@@ -70,16 +89,25 @@ class Formats(NamedTuple):
     grad_output: OperandFormat | None
     grad_input: OperandFormat | None
     backward_override: str | None = None
+    hybrids: tuple[tuple[str, HybridFormat], ...] = ()
 
     @property
     def operands(self) -> tuple[OperandFormat | None, ...]:
-        """The formats alone."""
-        return self[:5]
+        """The formats alone, those of parts included."""
+        parts = [part for _, hybrid in self.hybrids for part in (hybrid.rowwise, hybrid.columnwise)]
+        return (*self[:5], *parts)
 
-    def in_backward(self, role: str) -> OperandFormat | None:
-        """What dgrad and wgrad read of an operand; None where that is a plain tensor."""
+    def hybrid(self, role: str) -> HybridFormat | None:
+        """The two formats of an operand that has two."""
+        return next((hybrid for name, hybrid in self.hybrids if name == role), None) if self.hybrids else None
+
+    def read_by(self, layout: str, role: str) -> OperandFormat | None:
+        """What a product reads of an operand; None where that is a plain tensor."""
+        hybrid = self.hybrid(role)
+        if hybrid is not None:
+            return hybrid.rowwise if layout == _FIRST[role] else hybrid.columnwise
         of: OperandFormat | None = getattr(self, role)
-        return of if self.backward_override is None else None
+        return of if self.backward_override is None or layout == "fprop" else None
 
     def with_override(self, override: str | None) -> Formats:
         """The same in the forward, with a backward that multiplies plain tensors."""

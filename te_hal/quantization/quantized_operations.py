@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch.utils import _pytree as pytree
 
-import te_hal.ops
 from te_hal.quantization.copies import with_copies
+from te_hal.quantization.hybrid_storage import HybridMode, values_of
 from te_hal.quantization.split_storage import split_storage
 from te_hal.schema.errors import ArgumentError
 from te_hal.schema.formats import FLOATS, ScalingMode
@@ -46,7 +46,7 @@ def run(kind: type[QuantizedTensor], func: Callable[..., Any], args: tuple[Any, 
 
 
 def _plain(tensor: QuantizedTensor) -> torch.Tensor:
-    return te_hal.ops.dequantize(tensor.quantized_storage)
+    return values_of(tensor.quantized_storage)
 
 
 def _in_place(
@@ -133,6 +133,9 @@ def _split_with_sizes(tensor: QuantizedTensor, split_sizes: Sequence[int], dim: 
     sizes = list(split_sizes)
     if not tensor.dim() or dim % tensor.dim() or sum(sizes) != tensor.shape[0] or min(sizes, default=0) < 0:
         return NotImplemented
+    mode: object = tensor.quantized_storage.mode
+    if mode is HybridMode.HYBRID:
+        return NotImplemented
     parts = split_storage(tensor.quantized_storage, sizes)
     if parts is None:
         return NotImplemented
@@ -206,7 +209,7 @@ class _Dequantize(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: QuantizedTensor, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401, ARG004
-        return te_hal.ops.dequantize(tensor.quantized_storage, out_dtype=dtype)
+        return values_of(tensor.quantized_storage, dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401, ARG004

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 
 import torch
 
-import te_hal.ops
 from te_hal.quantization import quantized_operations
 from te_hal.quantization.copies import with_copies
+from te_hal.quantization.hybrid_storage import values_of
 from te_hal.quantization.quantizer_arguments import check_usage
 from te_hal.quantization.separate_buffers import SeparateBuffers, forbid_address
 from te_hal.quantization.tensor_text import text_of
@@ -191,7 +191,7 @@ class QuantizedTensor(SeparateBuffers, torch.Tensor):
                 accepted="tensors that autograd does not follow",
                 todo="assign under torch.no_grad(), or build the values before quantizing them",
             )
-        plain = te_hal.ops.dequantize(self.quantized_storage)
+        plain = values_of(self.quantized_storage)
         plain[index] = value
         self.quantize_(plain)
 

@@ -158,19 +158,20 @@ def _recipe_calls(
     formats, order = recipe_formats(recipe), backend.columnwise_order
     copies = linear_copies(backend.gemm_copies, formats, dgrad=backward, wgrad=backward)
 
-    def kind(role: str, wanted: Copies, *, again: bool = False) -> Kind:
-        return operand_kind(formats.in_backward(role) if again else getattr(formats, role), wanted, order, dtype)
+    def kind(layout: str, role: str, wanted: Copies) -> Kind:
+        return operand_kind(formats.read_by(layout, role), wanted, order, dtype)
 
     made = {"input": copies.input_made, "weight": copies.weight_made, "grad_output": copies.grad_made}
     for role in ("input", "weight", *["grad_output"] * backward):
         of: OperandFormat | None = getattr(formats, role)
         if of is not None:
             yield cast_call(device, dtype, of.kind(made[role], order), delayed=of.delayed)
-    yield gemm_call("fprop", device, kind("input", made["input"]), kind("weight", made["weight"]), dtype)
+    a, b = kind("fprop", "input", made["input"]), kind("fprop", "weight", made["weight"])
+    yield gemm_call("fprop", device, a, b, dtype)
     if backward:
-        gradient = kind("grad_output", made["grad_output"])
-        yield gemm_call("dgrad", device, gradient, kind("weight", copies.weight_kept, again=True), dtype)
-        yield gemm_call("wgrad", device, gradient, kind("input", copies.input_kept, again=True), dtype)
+        gradient = kind("dgrad", "grad_output", made["grad_output"])
+        yield gemm_call("dgrad", device, gradient, kind("dgrad", "weight", copies.weight_kept), dtype)
+        yield gemm_call("wgrad", device, gradient, kind("wgrad", "input", copies.input_kept), dtype)
     if backward and isinstance(recipe, DelayedScaling) and recipe.updates_by_op:
         kinds = {"amax_history": torch.float32, "scale": torch.float32, "reduced_amax": None}
         yield Call("update_delayed_scale", device, kinds, {"amax_compute_algo": recipe.amax_compute_algo})

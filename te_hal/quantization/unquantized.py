@@ -58,6 +58,18 @@ class UnquantizedQuantizer(Quantizer):
         """
         self._refuse("fused_arguments")
 
+    def make_empty(  # type: ignore[override] # a plain tensor in place of a quantized one
+        self,
+        shape: tuple[int, ...],
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        requires_grad: bool = False,
+        pin_memory: bool = False,
+    ) -> torch.Tensor:
+        """A plain tensor with uninitialised values; arguments as of :meth:`Quantizer.make_empty`."""
+        return torch.empty(shape, dtype=dtype, device=device, requires_grad=requires_grad, pin_memory=pin_memory)
+
     def calibrate(self, tensor: torch.Tensor) -> None:
         """Nothing to record."""
 
