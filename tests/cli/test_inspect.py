@@ -105,6 +105,15 @@ def test_weights_that_live_in_fp8_are_shown_with_their_codes(command_line, tmp_p
     assert weight["note"] == "E4M3 codes, scale per tensor, rowwise"
 
 
+def test_a_tensor_of_two_quantizers_is_shown_with_both(command_line, tmp_path):
+    quantizer = te.HybridQuantizer(
+        rowwise_quantizer=te.MXFP8Quantizer(torch.float8_e4m3fn), columnwise_quantizer=te.NVFP4Quantizer()
+    )
+    torch.save({"x": quantizer(torch.randn(32, 64).bfloat16())}, tmp_path / "model.pt")
+    (found,) = inspected(command_line, tmp_path / "model.pt")["tensors"]
+    assert found["note"] == "two parts, hybrid(E4M3/mxfp8/rowwise, E2M1/nvfp4/columnwise)"
+
+
 def test_state_of_1x_is_shown(command_line, tmp_path):
     torch.save({"weight": torch.zeros(2), "_extra_state": archived(arrays())}, tmp_path / "old.pt")
     (state,) = inspected(command_line, tmp_path / "old.pt")["extra_states"]

@@ -91,6 +91,21 @@ def test_a_mlp_trains_under_a_mixed_factory(name):
         assert (result.double() - exact.double()).norm() <= 0.45 * exact.double().norm()
 
 
+def test_a_grouped_layer_is_its_groups_one_by_one_under_a_mixed_factory():
+    chosen = recipe.CustomRecipe(qfactory=factories.high_precision_fwd_mxfp8_bwd_factory)
+    torch.manual_seed(0)
+    grouped = te.GroupedLinear(2, 64, 96, params_dtype=BF16)
+    x, gy = data(96, 64), data(96, 96, seed=4)
+    with te.autocast(recipe=chosen):
+        grouped(x, [32, 64]).backward(gy)
+    for number, rows in enumerate((slice(0, 32), slice(32, 96))):
+        single = te.Linear(64, 96, params_dtype=BF16)
+        single.weight.data.copy_(grouped.get_parameter(f"weight{number}"))
+        with te.autocast(recipe=chosen):
+            single(x[rows]).backward(gy[rows])
+        assert torch.equal(grouped.get_parameter(f"weight{number}").grad, single.weight.grad)
+
+
 def test_a_gradient_has_a_format_for_each_product():
     chosen = recipe.CustomRecipe(
         qfactory=by_role(
