@@ -48,7 +48,7 @@ class Part(NamedTuple):
 
 def parts() -> list[Part]:
     """In the order in which they run: what decides first."""
-    tests = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    tests = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark"]
     tutorial = [PYTHON, "examples/gpt_tutorial.py", "--backend", "cuda", "--check", "--json", "OUT/tutorial.json"]
     compare = [PYTHON, "-m", "te_hal.cli", "compare", "--backend", "cuda", "--steps", "60", "--out", "OUT/compare"]
     calls = [PYTHON, "tests/ffi/call_entries.py", "LIBRARY", "--runtime", "RUNTIME"]

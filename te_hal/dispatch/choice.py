@@ -24,12 +24,12 @@ def default_device() -> torch.device:
 
 
 def get_backend() -> Backend:
-    """The backend in force for :func:`default_device`.
+    """The forced backend; where none is, the one in force for :func:`default_device`.
 
     Raises:
         BackendNotFoundError, BackendUnavailableError: none, or more than one; says what exists.
     """
-    return backend_for(default_device())
+    return forced_backend() or backend_for(default_device())
 
 
 def forced_backend() -> Backend | None:

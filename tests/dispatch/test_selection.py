@@ -252,3 +252,11 @@ def test_every_selection_error_is_a_te_hal_error_with_four_facts() -> None:
         for fact in (error.value.where, error.value.got, error.value.accepted, error.value.todo):
             assert fact
             assert fact in str(error.value)
+
+
+@pytest.mark.usefixtures("calls")
+def test_a_forced_backend_is_told_also_where_it_does_not_serve_the_default_device() -> None:
+    te_hal.set_backend("meta_only")
+    assert te_hal.get_backend().name == "meta_only"
+    with te_hal.use_backend("a"):
+        assert te_hal.get_backend().name == "a"
