@@ -52,7 +52,7 @@ def microseconds(functions: dict[str, Callable[[], Any]], rounds: int, calls: in
 def look_up(schema: OpSchema) -> Callable[..., Any]:
     """The op's generated entry, cut off where its checks begin: the kernel of a call that the memo knows."""
     lines = entry_source(schema).splitlines()
-    checks = next(number for number, line in enumerate(lines) if "kernel = on_miss(" in line) + 1
+    checks = next(number for number, line in enumerate(lines) if "on_miss(SCHEMA, key" in line) + 1
     source = "\n".join([*lines[:checks], "    return kernel"])
     namespace: dict[str, Any] = {"S": QuantizedStorage, "SCHEMA": schema, "current_memo": current_memo}
     exec(source, namespace)  # noqa: S102 - the text is te_hal's own

@@ -12,6 +12,7 @@ from te_hal.dispatch import (
     get_backend,
     get_policy,
     list_backends,
+    read_policy,
     reset,
     set_backend,
     set_policy,
@@ -20,7 +21,7 @@ from te_hal.dispatch import (
 )
 
 if TYPE_CHECKING:
-    from te_hal.explaining import explain
+    from te_hal.explaining import explain, report, why_not
     from te_hal.monitoring import monitor
     from te_hal.shadowing import shadow
 
@@ -33,17 +34,24 @@ __all__ = [
     "get_policy",
     "list_backends",
     "monitor",
+    "read_policy",
+    "report",
     "reset",
     "set_backend",
     "set_policy",
     "shadow",
     "use_backend",
     "use_policy",
+    "why_not",
 ]
 
 
 #: What stands above the modules, which `import te_hal` does not load, and where it is.
-_ABOVE = {"explain": "te_hal.explaining", "monitor": "te_hal.monitoring", "shadow": "te_hal.shadowing"}
+_ABOVE = {
+    **dict.fromkeys(("explain", "report", "why_not"), "te_hal.explaining"),
+    "monitor": "te_hal.monitoring",
+    "shadow": "te_hal.shadowing",
+}
 
 
 def __getattr__(name: str) -> object:

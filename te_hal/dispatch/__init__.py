@@ -8,11 +8,13 @@ A backend is one object, returned by the function that its package's entry point
 ``docs/backends.md`` shows a complete one.
 """
 
+from te_hal.dispatch.calls import CallCount, call_counts
 from te_hal.dispatch.choice import backend_for, default_device, forced_backend, get_backend
 from te_hal.dispatch.fallback import FallbackWarning, fallback_report
 from te_hal.dispatch.inventory import BackendInfo, list_backends
 from te_hal.dispatch.observer import Binding, Observer
-from te_hal.dispatch.policy import Policy
+from te_hal.dispatch.policy import EVERY_OP, Policy
+from te_hal.dispatch.policy_source import read_policy
 from te_hal.dispatch.registry import register_backend, register_composition
 from te_hal.dispatch.resolution import (
     Resolved,
@@ -22,6 +24,7 @@ from te_hal.dispatch.resolution import (
     resolve,
     support_for,
 )
+from te_hal.dispatch.runs import Runs
 from te_hal.dispatch.selection import (
     Selection,
     current_memo,
@@ -34,14 +37,16 @@ from te_hal.dispatch.selection import (
     use_policy,
 )
 from te_hal.dispatch.selection import current as current_selection
-from te_hal.dispatch.verdict import Runs, Verdict, ask_backend, ask_declared, verdict
+from te_hal.dispatch.verdict import Verdict, ask_backend, ask_declared, permission, verdict
 from te_hal.schema.backend import ANY_DEVICE, Backend, GemmCopies
 
 __all__ = [
     "ANY_DEVICE",
+    "EVERY_OP",
     "Backend",
     "BackendInfo",
     "Binding",
+    "CallCount",
     "FallbackWarning",
     "GemmCopies",
     "Observer",
@@ -53,6 +58,7 @@ __all__ = [
     "ask_backend",
     "ask_declared",
     "backend_for",
+    "call_counts",
     "current_memo",
     "current_selection",
     "default_device",
@@ -64,6 +70,8 @@ __all__ = [
     "kernel_under",
     "list_backends",
     "parts_of",
+    "permission",
+    "read_policy",
     "register_backend",
     "register_composition",
     "reset",

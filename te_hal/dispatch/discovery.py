@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import warnings
 from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -24,17 +26,39 @@ NO_ENTRY_POINTS = (
 )
 
 
-def attempt(function: Callable[[], T]) -> tuple[T | None, str]:
+#: After so long, foreign code that has not come back is named in a warning. Nothing can end it from here.
+SLOW_SECONDS = 30.0
+
+
+def attempt(function: Callable[[], T], what: str) -> tuple[T | None, str]:
     """Run foreign code that brings a backend up; its result, or None and the reason of its failure.
 
     A broad ``except``: importing or probing somebody else's backend can fail in any way, and must stop neither the
     others nor the listing. Vendor libraries that find no device call ``sys.exit``, so SystemExit is a failure too.
     Kernels never run in here. KeyboardInterrupt passes.
+
+    Args:
+        function: runs it.
+        what: names it, for the warning that comes where it takes long.
     """
+    watch = threading.Timer(SLOW_SECONDS, _warn_of_slow, (what,))
+    watch.daemon = True
+    watch.start()
     try:
         return function(), ""
     except (Exception, SystemExit) as error:  # noqa: BLE001 - see above
         return None, _say(error)
+    finally:
+        watch.cancel()
+
+
+def _warn_of_slow(what: str) -> None:
+    warnings.warn(
+        f"{what} has taken {SLOW_SECONDS:.0f} s and has not come back; if it hangs, start again with "
+        "TE_HAL_DENY=name, with which that backend is not loaded",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def _say(error: BaseException) -> str:
@@ -43,26 +67,33 @@ def _say(error: BaseException) -> str:
     return text if error.__cause__ is None else f"{text} (from {_say(error.__cause__)})"
 
 
-def discover(check: Callable[[Backend], None]) -> tuple[dict[str, Backend], dict[str, str]]:
+def discover(
+    check: Callable[[Backend], None], denied: Iterable[str] = (), denied_by: str = ""
+) -> tuple[dict[str, Backend], dict[str, str]]:
     """Load every entry point, in order of name.
 
     Args:
         check: raises where a backend does not fit the interface.
+        denied: names of backends that are not to be loaded: their code may crash or hang.
+        denied_by: who says so.
 
     Returns:
         Backends by name, and the reasons of those that were refused or failed by entry-point name.
     """
     found: dict[str, Backend] = {}
     failures: dict[str, str] = {}
-    points, reason = attempt(_entry_points)
+    points, reason = attempt(_entry_points, "reading the installed metadata")
     if points is None:
         return found, {GROUP: f"the installed metadata cannot be read: {reason}"}
     for name, claims in sorted(_claims(points).items()):
+        if name in denied:
+            failures[name] = f"is not loaded, because {denied_by} denies it every op"
+            continue
         if len(claims) > 1:
             owners = ", ".join(sorted(_owner(point) for point in claims))
             failures[name] = f"several distributions claim this name ({owners}); uninstall all but one"
             continue
-        backend, reason = attempt(partial(_load, claims[0], check))
+        backend, reason = attempt(partial(_load, claims[0], check), f"loading backend {name!r}")
         if backend is None:
             failures[name] = f"failed to load from {claims[0].value}: {reason}"
         else:

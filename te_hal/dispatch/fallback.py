@@ -1,73 +1,52 @@
-"""Counts and announces the calls that another backend took over."""
+"""Announces, and reports, the calls that another backend took over."""
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from te_hal.dispatch.calls import call_counts
+from te_hal.dispatch.runs import Runs
 
 
 class FallbackWarning(UserWarning):
     """An op runs on another backend than the one in force, as the policy allows. Comes once per op."""
 
 
-class _Record:
-    """What happened since the start or the last reset."""
+class _Announced:
+    """Ops that have been announced since the start or the last reset."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.counts: dict[tuple[str, str, str], int] = {}
-        self.announced: set[str] = set()
+        self.ops: set[str] = set()
 
     def renew_lock(self) -> None:
         """In a forked child: whoever held the lock in the parent does not exist here."""
         self.lock = threading.Lock()
 
 
-_RECORD = _Record()
-os.register_at_fork(after_in_child=_RECORD.renew_lock)
+_ANNOUNCED = _Announced()
+os.register_at_fork(after_in_child=_ANNOUNCED.renew_lock)
 
 
 def fallback_report() -> dict[tuple[str, str, str], int]:
-    """How many calls ran elsewhere, by (op, backend in force, backend that ran it). A copy."""
-    with _RECORD.lock:
-        return dict(_RECORD.counts)
+    """How many calls ran elsewhere, by (op, backend in force, backend that ran it). :func:`te_hal.report` has all."""
+    return {(c.op, c.instead_of, c.backend): c.calls for c in call_counts() if c.runs is Runs.FALLBACK}
 
 
 def forget() -> None:
-    """Counts back to zero; each op is announced again."""
-    with _RECORD.lock:
-        _RECORD.counts.clear()
-        _RECORD.announced.clear()
-
-
-def counted(op: str, source: str, target: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """``kernel``, counting its calls under (op, source, target). The memo holds this wrapper, so every call counts.
-
-    The lock is affordable here: a fallback is the slow path by definition.
-    """
-    key = (op, source, target)
-
-    @functools.wraps(kernel)
-    def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passes on what the op's schema says
-        with _RECORD.lock:
-            _RECORD.counts[key] = _RECORD.counts.get(key, 0) + 1
-        return kernel(*args, **kwargs)
-
-    return run
+    """Each op is announced again."""
+    with _ANNOUNCED.lock:
+        _ANNOUNCED.ops.clear()
 
 
 def announce(op: str, source: str, target: str, reason: str) -> None:
     """Warn, once per op."""
-    with _RECORD.lock:
-        if op in _RECORD.announced:
+    with _ANNOUNCED.lock:
+        if op in _ANNOUNCED.ops:
             return
-        _RECORD.announced.add(op)
+        _ANNOUNCED.ops.add(op)
     warnings.warn(
         f"{op}: runs on backend {target!r}, as the policy allows, because {source!r} refused: {reason}; "
         "te_hal.fallback_report() has the counts",

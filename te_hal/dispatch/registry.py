@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -13,11 +14,14 @@ from torch.nn.attention import SDPBackend
 
 from te_hal.dispatch import discovery
 from te_hal.dispatch.composition import Composition
+from te_hal.dispatch.policy import EVERY_OP
+from te_hal.dispatch.policy_source import start_policy
 from te_hal.dispatch.signature import check_signature
-from te_hal.schema.backend import ANY_DEVICE, Backend
+from te_hal.schema.backend import ANY_DEVICE, Backend, GemmCopies
 from te_hal.schema.catalog import SCHEMAS
 from te_hal.schema.errors import RegistrationError, StateError
-from te_hal.schema.formats import ColumnwiseOrder
+from te_hal.schema.formats import FORMATS, ColumnwiseOrder, ScalingMode
+from te_hal.schema.gemm import LAYOUTS
 from te_hal.schema.support import Code, Support
 
 if TYPE_CHECKING:
@@ -85,7 +89,8 @@ def tables() -> Tables:
             )
         REGISTRY.loading = True
         try:
-            found = Tables(*discovery.discover(check_backend))
+            policy, said_by = start_policy()
+            found = Tables(*discovery.discover(check_backend, policy.deny.get(EVERY_OP, ()), said_by))
         finally:
             REGISTRY.loading = False
         REGISTRY.publish(found)
@@ -166,7 +171,7 @@ def ask_usable(backend: Backend, *, afresh: bool = False) -> Support:
     known = answers.get(backend.name)
     if known is not None and not afresh:
         return known
-    found, reason = discovery.attempt(backend.usable)
+    found, reason = discovery.attempt(backend.usable, f"usable() of backend {backend.name!r}")
     if not isinstance(found, Support):
         reason = reason or f"answered {found!r}, which is no Support"
         found = Support.no(Code.ENVIRONMENT, f"its usable() failed: {reason}")
@@ -198,12 +203,30 @@ def check_backend(backend: Backend) -> None:
                 accepted=accepted,
                 todo="see docs/backends.md",
             )
+    _check_gemm_copies(owner, backend)
     for op, function in backend.kernels.items():
         if op not in SCHEMAS:
             raise RegistrationError(
                 f"{owner}: kernels", got=f"a kernel for {op!r}", accepted=", ".join(SCHEMAS), todo="see docs/ops.md"
             )
         check_signature(owner, SCHEMAS[op], function)
+
+
+def _check_gemm_copies(owner: str, backend: Backend) -> None:
+    """Ask for every layout, format and mode: quantizers make what the answer names, so a wrong one ends a forward."""
+    for question in itertools.product(LAYOUTS, FORMATS.values(), ScalingMode):
+        try:
+            answer: object = backend.gemm_copies(*question)
+        except Exception as error:  # noqa: BLE001 - somebody else's function, which can fail in any way
+            answer = f"{type(error).__name__}: {error}"
+        if not isinstance(answer, GemmCopies) or not {answer.a, answer.b} <= _COPIES:
+            layout, format_, mode = question
+            raise RegistrationError(
+                f"{owner}: gemm_copies",
+                got=f"{answer!r} for {layout}, {format_.name}, {mode.value}",
+                accepted="GemmCopies of 'rowwise' or 'columnwise' for a and b, whatever is asked",
+                todo="see docs/backends.md",
+            )
 
 
 def _device_types(value: object) -> bool:
@@ -219,6 +242,7 @@ def _claims_only_served(backend: Backend) -> bool:
     return ANY_DEVICE not in claimed and all(backend.takes(device_type) for device_type in claimed)
 
 
+_COPIES = frozenset({"rowwise", "columnwise"})
 #: Field of a Backend, whether it is right, and what would be. In order: a later one may rely on an earlier one.
 _FIELDS: tuple[tuple[str, Callable[[Backend], bool], str], ...] = (
     ("name", lambda b: isinstance(b.name, str) and b.name.isidentifier(), "a Python identifier"),

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from te_hal.dispatch import fallback, fork, registry, selection
+from te_hal.dispatch.calls import count_of, counting
 from te_hal.dispatch.observer import Binding
-from te_hal.dispatch.verdict import Runs, verdict
+from te_hal.dispatch.runs import Runs
+from te_hal.dispatch.verdict import verdict
 from te_hal.schema.checks import compile_entry
 from te_hal.schema.errors import UnsupportedError
 from te_hal.schema.support import SUPPORTED, Support
@@ -16,6 +18,7 @@ from te_hal.schema.validate import describe_call
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from te_hal.dispatch.calls import Count
     from te_hal.dispatch.selection import Selection
     from te_hal.schema.backend import Backend
     from te_hal.schema.op import OpSchema
@@ -28,7 +31,7 @@ class Resolved:
 
     Attributes:
         backend: the backend whose kernel this is; where the op is composed, the one that the choice fell on.
-        kernel: what to call, with the arguments of the op's schema. Counts itself where it is a fallback.
+        kernel: what to call, with the arguments of the op's schema. Counts its calls.
     """
 
     backend: Backend
@@ -56,7 +59,8 @@ def resolve(call: Call, under: Selection | None = None) -> Resolved:
         UnsupportedError: nobody asked can run the call; holds every reason.
         StateError: a device backend that was in use before this process was forked.
     """
-    return _resolve(call, under or selection.current(), shared=False)
+    found = _resolve(call, under or selection.current(), shared=False)
+    return Resolved(found.backend, found.self_counting())
 
 
 def kernel_under(selection: Selection, key: tuple[object, ...], call: Callable[[], Call]) -> Callable[..., Any]:
@@ -74,10 +78,11 @@ def kernel_under(selection: Selection, key: tuple[object, ...], call: Callable[[
         As :func:`resolve`.
     """
     memo = selection.memo
-    kernel = memo.get(key)
-    if kernel is None:
-        kernel = memo[key] = _resolve(call(), selection, shared=True).kernel
-    return kernel
+    known = memo.get(key)
+    if known is None:
+        found = _resolve(call(), selection, shared=True)
+        known = memo[key] = (found.self_counting(), found.count)
+    return known[0]
 
 
 def support_for(call: Call) -> Support:
@@ -102,18 +107,34 @@ def parts_of(call: Call) -> tuple[Call, ...] | None:
     return () if composition.parts is None else tuple(composition.parts(call).values())
 
 
-def _on_miss(schema: OpSchema, key: tuple[object, ...] | None, arguments: dict[str, Any]) -> Callable[..., Any]:
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Who runs a call, and where its calls are counted."""
+
+    backend: Backend
+    kernel: Callable[..., Any]
+    count: Count
+
+    def self_counting(self) -> Callable[..., Any]:
+        """The kernel for whoever keeps it, and counts nothing."""
+        return counting(self.kernel, self.count)
+
+
+def _on_miss(
+    schema: OpSchema, key: tuple[object, ...] | None, arguments: dict[str, Any]
+) -> tuple[Callable[..., Any], Count]:
     call = describe_call(schema, arguments)
     chosen = selection.current()
     # Taken before the registry is read: what changes meanwhile brings a new memo, and this one is dropped.
     memo = chosen.memo
-    kernel = _resolve(call, chosen, shared=True).kernel
+    found = _resolve(call, chosen, shared=True)
+    hit = (found.kernel, found.count)
     if key is not None:
-        memo[key] = kernel
-    return kernel
+        memo[key] = hit
+    return hit
 
 
-def _resolve(call: Call, chosen: Selection, *, shared: bool, part: bool = False) -> Resolved:
+def _resolve(call: Call, chosen: Selection, *, shared: bool, part: bool = False) -> _Found:
     """The kernel for a call, handed to the selection's observer where it has one.
 
     Args:
@@ -125,17 +146,18 @@ def _resolve(call: Call, chosen: Selection, *, shared: bool, part: bool = False)
     found = _find(call, chosen, shared=shared)
     if chosen.observer is None:
         return found
-    return Resolved(found.backend, chosen.observer(Binding(call, found.backend, found.kernel, shared, part)))
+    observed = chosen.observer(Binding(call, found.backend, found.kernel, shared, part))
+    return _Found(found.backend, observed, found.count)
 
 
-def _find(call: Call, chosen: Selection, *, shared: bool) -> Resolved:
+def _find(call: Call, chosen: Selection, *, shared: bool) -> _Found:
     found = verdict(call, chosen)
     first = found.first
+    count = count_of(call.op, found) if chosen.counted else [0]
     if found.runs is Runs.COMPOSITION:
         composition = registry.REGISTRY.compositions[call.op]
-        return Resolved(
-            first, composition.bind(call, lambda part: _resolve(part, chosen, shared=shared, part=True).kernel)
-        )
+        kernel = composition.bind(call, lambda part: _resolve(part, chosen, shared=shared, part=True).self_counting())
+        return _Found(first, kernel, count)
     if found.by is None:
         raise UnsupportedError(
             f"{call.op} on backend {first.name}",
@@ -144,8 +166,6 @@ def _find(call: Call, chosen: Selection, *, shared: bool) -> Resolved:
             todo="change the call, choose another backend, or list one in te_hal.Policy(fallback=...)",
         )
     fork.note_use(found.by.name, call.device)
-    kernel = found.by.kernels[call.op]
     if found.runs is Runs.FALLBACK:
         fallback.announce(call.op, first.name, found.by.name, found.answer.sentence)
-        kernel = fallback.counted(call.op, first.name, found.by.name, kernel)
-    return Resolved(found.by, kernel)
+    return _Found(found.by, found.by.kernels[call.op], count)

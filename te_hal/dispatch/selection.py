@@ -8,8 +8,7 @@ import weakref
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from te_hal.dispatch import fallback, listing, registry
-from te_hal.dispatch import policy as policies
+from te_hal.dispatch import calls, fallback, listing, policy_check, policy_source, registry
 from te_hal.dispatch.policy import Policy
 from te_hal.schema.environment import ENVIRONMENT
 from te_hal.schema.errors import ArgumentTypeError, StateError
@@ -18,20 +17,33 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
+    from te_hal.dispatch.calls import Count
     from te_hal.dispatch.observer import Observer
 
-    Memo = dict[tuple[object, ...], Callable[..., Any]]
+    #: By kind of call: the kernel, and where calls of it are counted.
+    Memo = dict[tuple[object, ...], tuple[Callable[..., Any], Count]]
     _Key = tuple[str | None, str, Policy, str, Observer | None]
 
 
 class Selection:
-    """One combination of forced backend, policy and observer, with who set the first two, and the kernels found."""
+    """One combination of forced backend, policy and observer, with who set the first two, and the kernels found.
 
-    __slots__ = ("__weakref__", "forced", "forced_by", "memo", "observer", "policy", "policy_by")
+    Calls under one that is not ``counted`` stay out of te_hal.report: they belong to no run of the user's.
+    """
+
+    __slots__ = ("__weakref__", "counted", "forced", "forced_by", "memo", "observer", "policy", "policy_by")
 
     def __init__(
-        self, forced: str | None, forced_by: str, policy: Policy, policy_by: str, observer: Observer | None = None
+        self,
+        forced: str | None,
+        forced_by: str,
+        policy: Policy,
+        policy_by: str,
+        observer: Observer | None = None,
+        *,
+        counted: bool = True,
     ) -> None:
+        self.counted = counted
         self.forced = forced
         self.forced_by = forced_by
         self.policy = policy
@@ -57,9 +69,8 @@ class _InForce:
         self.process = self.start()
 
     def start(self) -> Selection:
-        """What the environment asks for. Not checked here: a wrong name is an error at first use."""
-        policy = Policy(fallback=ENVIRONMENT.fallback)
-        return self.selection(ENVIRONMENT.backend, "TE_HAL_BACKEND", policy, "TE_HAL_FALLBACK")
+        """What the environment asks for. Backends' names are not checked here: a wrong one is an error at first use."""
+        return self.selection(ENVIRONMENT.backend, "TE_HAL_BACKEND", *policy_source.start_policy())
 
     def selection(
         self, forced: str | None, forced_by: str, policy: Policy, policy_by: str, observer: Observer | None = None
@@ -199,7 +210,7 @@ def get_policy() -> Policy:
 def reset() -> None:
     """Back to the state after import, for tests.
 
-    The environment's start values are in force again, fallback counts are zero, and every warning can come again.
+    The environment's start values are in force again, counts are zero, and every warning can come again.
     Backends found by discovery stay; those added by ``register_backend`` go.
 
     Raises:
@@ -211,6 +222,7 @@ def reset() -> None:
         _IN_FORCE.renew_memos()
         _IN_FORCE.process = _IN_FORCE.start()
         fallback.forget()
+        calls.forget()
 
 
 class _Scope(contextlib.ContextDecorator, contextlib.AbstractContextManager[None]):
@@ -255,7 +267,7 @@ def _check_policy(policy: Policy, where: str) -> None:
         raise ArgumentTypeError(
             where, got=f"a {type(policy).__name__}", accepted="a te_hal.Policy", todo="build one, or pass Policy()"
         )
-    policies.check_usable(policy, where)
+    policy_check.check_usable(policy, where)
 
 
 def _refuse_in_scope(where: str) -> None:

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from te_hal.dispatch import choice, registry, selection
-from te_hal.dispatch import policy as policies
+from te_hal.dispatch import choice, policy_check, registry, selection
+from te_hal.dispatch.runs import Runs
 from te_hal.schema.errors import StateError
-from te_hal.schema.support import Code, Support
+from te_hal.schema.support import SUPPORTED, Code, Support
 
 if TYPE_CHECKING:
     from te_hal.dispatch.selection import Selection
     from te_hal.schema.backend import Backend
     from te_hal.schema.support import Call
-
-
-class Runs(str, enum.Enum):
-    """What runs a call."""
-
-    KERNEL = "kernel"
-    COMPOSITION = "composition"
-    FALLBACK = "fallback"
-    NOBODY = "nobody"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +22,15 @@ class Verdict:
 
     Attributes:
         first: the backend that the choice fell on.
-        answer: what it said.
+        chosen_by: who chose it, in words: a function, a variable, the policy's order, its claim on the device.
+        answer: what it said, or the policy on its behalf.
         runs: what runs the call; of a composition the parts are calls with verdicts of their own.
         by: the backend whose kernel runs; None for a composition and for nobody.
         refused: who said no on the way, in the order of asking.
     """
 
     first: Backend
+    chosen_by: str
     answer: Support
     runs: Runs
     by: Backend | None
@@ -58,22 +50,38 @@ def verdict(call: Call, chosen: Selection | None = None) -> Verdict:
         StateError: a backend's ``supports`` raises, or gives something else than a Support.
     """
     chosen = selection.current() if chosen is None else chosen
-    policies.check_names(chosen.policy, chosen.policy_by)
-    first = choice.choose(chosen, call.device, call.op)
-    answer = ask_declared(first, call)
+    policy_check.check_names(chosen.policy, chosen.policy_by)
+    first, by = choice.choose(chosen, call.device, call.op)
+    answer = permission(call.op, first.name, chosen) and ask_declared(first, call)
     if answer:
-        return Verdict(first, answer, Runs.KERNEL, first, ())
+        return Verdict(first, by, answer, Runs.KERNEL, first, ())
     refused = [(first.name, answer)]
     if call.op in registry.REGISTRY.compositions:
-        return Verdict(first, answer, Runs.COMPOSITION, None, tuple(refused))
-    for name in chosen.policy.fallback:
+        return Verdict(first, by, answer, Runs.COMPOSITION, None, tuple(refused))
+    for name in chosen.policy.fallback_of(call.op):
         if name == first.name:
             continue
-        substitute, reason = _ask_substitute(name, call)
+        substitute, reason = _ask_substitute(name, call, chosen)
         if substitute is not None:
-            return Verdict(first, answer, Runs.FALLBACK, substitute, tuple(refused))
+            return Verdict(first, by, answer, Runs.FALLBACK, substitute, tuple(refused))
         refused.append((name, reason))
-    return Verdict(first, answer, Runs.NOBODY, None, tuple(refused))
+    return Verdict(first, by, answer, Runs.NOBODY, None, tuple(refused))
+
+
+def permission(op: str, backend: str, chosen: Selection | None = None) -> Support:
+    """Whether the policy lets a backend run an op.
+
+    Args:
+        op: its name.
+        backend: its name.
+        chosen: the selection; None: the one in force.
+    """
+    chosen = selection.current() if chosen is None else chosen
+    barred = chosen.policy.bars(op, backend)
+    if not barred:
+        return SUPPORTED
+    words = "denies it" if barred == "deny" else "allows others only"
+    return Support.no(Code.POLICY, f"may not run {op}: {chosen.policy_by} {words}")
 
 
 def ask_declared(backend: Backend, call: Call) -> Support:
@@ -103,12 +111,12 @@ def ask_declared(backend: Backend, call: Call) -> Support:
     return answer
 
 
-def _ask_substitute(name: str, call: Call) -> tuple[Backend | None, Support]:
+def _ask_substitute(name: str, call: Call, chosen: Selection) -> tuple[Backend | None, Support]:
     known = registry.tables()
     backend = known.backends.get(name)
     if backend is None:
         return None, Support.no(Code.LOAD_FAILED, known.failures[name])
-    answer = ask_backend(backend, call)
+    answer = permission(call.op, name, chosen) and ask_backend(backend, call)
     return (backend if answer else None), answer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from te_hal.dispatch import Runs, ask_backend, parts_of, registry, verdict
+from te_hal.dispatch import Runs, ask_backend, parts_of, permission, registry, verdict
 from te_hal.explaining.kernel import kernel_name
 from te_hal.schema.errors import BackendNotFoundError, BackendUnavailableError
 
@@ -52,6 +52,8 @@ class OpExplanation:
         how: what the backend says of its way (a gemm: by which product), or why nobody runs it.
         parts: of a composition, the calls that it is made of; none where it is plain torch.
         answers: of every known backend, by name.
+        first: the backend that is asked first; empty where none can be chosen.
+        chosen_by: who chose that one: a function, a variable, the policy's order, its claim on the device.
     """
 
     call: Call
@@ -61,6 +63,8 @@ class OpExplanation:
     how: str
     parts: tuple[OpExplanation, ...]
     answers: tuple[Answer, ...]
+    first: str = ""
+    chosen_by: str = ""
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -78,6 +82,9 @@ class OpExplanation:
         yield f"runs on {self.backend or 'no backend'}: {_IN_WORDS[Runs(self.runs)]}{kernel}"
         if self.how:
             yield f"  {self.how}"
+        if self.chosen_by:
+            first = "asked first" if self.runs in (Runs.FALLBACK.value, Runs.NOBODY.value) else "chosen"
+            yield f"  {first}: {self.first}, by {self.chosen_by}"
         if self.runs == Runs.COMPOSITION.value:
             yield f"  made of {'these calls' if self.parts else 'plain torch alone'}"
         for part in self.parts:
@@ -104,6 +111,8 @@ class OpExplanation:
             "runs": self.runs,
             "kernel": self.kernel,
             "how": self.how,
+            "first": self.first,
+            "chosen_by": self.chosen_by,
             "parts": [part.as_dict() for part in self.parts],
             "answers": [vars(answer) for answer in self.answers],
         }
@@ -134,6 +143,8 @@ def explain_call(call: Call) -> OpExplanation:
         how=_how(found),
         parts=tuple(map(explain_call, parts or ())),
         answers=answers,
+        first=found.first.name,
+        chosen_by=found.chosen_by,
     )
 
 
@@ -142,7 +153,7 @@ def _answers(call: Call) -> tuple[Answer, ...]:
     failed = [Answer(name, yes=False, sentence=reason, code="load_failed") for name, reason in known.failures.items()]
     asked = []
     for name, backend in known.backends.items():
-        answer = ask_backend(backend, call)
+        answer = permission(call.op, name) and ask_backend(backend, call)
         asked.append(Answer(name, yes=bool(answer), sentence=answer.sentence, code=answer.code.value))
     return tuple(sorted([*failed, *asked], key=lambda each: each.backend))
 

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     Kernel = Callable[..., Any]
-    Memo = dict[tuple[object, ...], Kernel]
+    #: A kernel, and the number of its calls.
+    Hit = tuple[Kernel, list[int]]
+    Memo = dict[tuple[object, ...], Hit]
 
 # bool is here although it may be keyed: 1 finds the kernel remembered for True.
 _ALWAYS_CHECKED = {
@@ -36,15 +38,15 @@ _ALWAYS_CHECKED = {
 def compile_entry(
     schema: OpSchema,
     current_memo: Callable[[], Memo],
-    on_miss: Callable[[OpSchema, tuple[object, ...] | None, dict[str, Any]], Kernel],
+    on_miss: Callable[[OpSchema, tuple[object, ...] | None, dict[str, Any]], Hit],
 ) -> Kernel:
     """Build the op's entry: takes every argument positionally in signature order, returns the kernel to call.
 
     Args:
         schema: the op.
-        current_memo: returns the memo of the selection in force.
-        on_miss: validates the call, picks a kernel and stores it under the key; its error is the caller's. With
-            key None an operand lacks dtype or device, and validation must fail.
+        current_memo: returns the memo of the selection in force. Calls that pass the checks are counted in it.
+        on_miss: validates the call, picks a kernel and stores it with its count under the key; its error is the
+            caller's. With key None an operand lacks dtype or device, and validation must fail.
     """
     namespace = _namespace(schema) | {"current_memo": current_memo, "on_miss": on_miss}
     if _many(schema):
@@ -116,9 +118,9 @@ def entry_source(schema: OpSchema) -> str:
         f"        on_miss(SCHEMA, None, {arguments})",
         "        raise",
         "    try:",
-        "        kernel = current_memo()[key]",
+        "        kernel, count = current_memo()[key]",
         "    except (KeyError, TypeError):",
-        f"        kernel = on_miss(SCHEMA, key, {arguments})",
+        f"        kernel, count = on_miss(SCHEMA, key, {arguments})",
     ]
     if _many(schema):
         lines.append(f"    check_groups(SCHEMA, check_group, ({', '.join(o.name for o in _many(schema))},))")
@@ -136,7 +138,7 @@ def entry_source(schema: OpSchema) -> str:
         ]
     if not _many(schema):
         lines += _layout_checks(schema) + _written_checks(schema) + _shape_checks(schema, arguments)
-    lines.append("    return kernel")
+    lines += ["    count[0] += 1", "    return kernel"]
     return "\n".join(lines) + "\n"
 
 

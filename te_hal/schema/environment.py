@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from te_hal.schema.errors import ArgumentError
@@ -19,12 +19,14 @@ PREFIX = "TE_HAL_"
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})
-_SEPARATORS = {"names": ",", "folders": ":"}
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One row of the table. ``kind`` is "flag", "name", "names" (comma separated) or "folders" (colon separated).
+    """One row of the table.
+
+    ``kind`` is "flag", "name", "file", "folders" (colon separated) or "backends": names separated by commas, for every
+    op; with an op in front (``gemm=a,b``) for that op alone; several of these are separated by semicolons.
 
     Attributes:
         choices: of a name that is one of a few; none: any.
@@ -42,7 +44,15 @@ OVERRIDES = ("high_precision", "dequantized")
 
 TABLE = (
     Variable("TE_HAL_BACKEND", "name", "backend in force at start, as by te_hal.set_backend"),
-    Variable("TE_HAL_FALLBACK", "names", "backends that may take over an op, as te_hal.Policy(fallback=...)"),
+    Variable("TE_HAL_POLICY", "file", "policy in force at start, as by te_hal.set_policy(te_hal.read_policy(file))"),
+    Variable("TE_HAL_ORDER", "backends", "the first one that works runs the op, as te_hal.Policy(order=...)"),
+    Variable("TE_HAL_ALLOW", "backends", "they alone may run the op, as te_hal.Policy(allow=...)"),
+    Variable(
+        "TE_HAL_DENY",
+        "backends",
+        "they may not run the op, as te_hal.Policy(deny=...); one that is denied every op is not even loaded",
+    ),
+    Variable("TE_HAL_FALLBACK", "backends", "they may take over the op, as te_hal.Policy(fallback=...)"),
     Variable(
         "TE_HAL_FP8_CURRENT_SCALING_POWER_2_SCALES",
         "flag",
@@ -79,10 +89,14 @@ TABLE = (
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The parsed values. ``unknown`` lists TE_HAL_* names that nobody reads."""
+    """The parsed values; of backends by op, ``"*"`` is every op. ``unknown`` lists TE_HAL_* names that nobody reads."""
 
     backend: str | None = None
-    fallback: tuple[str, ...] = ()
+    policy: str | None = None
+    order: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    allow: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    deny: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    fallback: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     fp8_current_scaling_power_2_scales: bool = False
     fp8_block_scaling_fp32_scales: bool = False
     nvfp4_disable_rht: bool = False
@@ -98,19 +112,22 @@ def parse(variables: Mapping[str, str]) -> Environment:
     """Read a mapping of variables.
 
     Raises:
-        ArgumentError: a flag is neither true nor false, or a name none of its choices.
+        ArgumentError: a flag is neither true nor false, a name none of its choices; backends are not as they are to be
+            written.
     """
     known = {variable.name for variable in TABLE}
     values: dict[str, object] = {}
     for variable in TABLE:
         text = variables.get(variable.name, "").strip()
-        field = variable.name[len(PREFIX) :].lower()
+        name = variable.name[len(PREFIX) :].lower()
         if variable.kind == "flag":
-            values[field] = _flag(variable.name, text)
-        elif variable.kind in _SEPARATORS:
-            values[field] = tuple(name.strip() for name in text.split(_SEPARATORS[variable.kind]) if name.strip())
+            values[name] = _flag(variable.name, text)
+        elif variable.kind == "folders":
+            values[name] = _names(text, ":")
+        elif variable.kind == "backends":
+            values[name] = _backends(variable.name, text)
         else:
-            values[field] = _name(variable, text)
+            values[name] = _name(variable, text)
     unknown = tuple(sorted(name for name in variables if name.startswith(PREFIX) and name not in known))
     return Environment(**values, unknown=unknown)  # type: ignore[arg-type]
 
@@ -120,6 +137,28 @@ def _name(variable: Variable, text: str) -> str | None:
         accepted = ", ".join(map(repr, variable.choices))
         raise ArgumentError(variable.name, got=repr(text), accepted=accepted, todo="correct it, or unset it")
     return text or None
+
+
+def _names(text: str, separator: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(separator) if name.strip())
+
+
+def _backends(name: str, text: str) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for part in text.split(";"):
+        if not part.strip(" ,"):
+            continue
+        op, _, names = part.partition("=") if "=" in part else ("*", "=", part)
+        op = op.strip()
+        if not op or "=" in names or op in found:
+            raise ArgumentError(
+                name,
+                got=repr(text),
+                accepted="name,name for every op, op=name,name for one, each once, separated by ;",
+                todo="correct the value, or unset it",
+            )
+        found[op] = _names(names, ",")
+    return found
 
 
 def _flag(name: str, text: str) -> bool:

@@ -32,6 +32,7 @@ class Code(str, enum.Enum):
     FLAG = "flag"
     ENVIRONMENT = "environment"
     LOAD_FAILED = "load_failed"
+    POLICY = "policy"
 
 
 @dataclass(frozen=True, slots=True)

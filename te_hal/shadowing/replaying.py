@@ -75,8 +75,8 @@ def replay(path: Path, backend: str | None = None) -> Replay:
         device = torch.device(saved.device)
         first, second = ({n: _on(value, device) for n, value in saved.arguments.items()} for _ in range(2))
         call = describe_call(schema, first)
-        kernel = resolve(call, Selection(name, _WHERE, Policy(), _WHERE)).kernel
-        reference = reference_kernel(call, Selection(saved.reference, _WHERE, Policy(), _WHERE))
+        kernel = resolve(call, Selection(name, _WHERE, Policy(), _WHERE, counted=False)).kernel
+        reference = reference_kernel(call, Selection(saved.reference, _WHERE, Policy(), _WHERE, counted=False))
         outcome = compare(saved.op, kernel, reference, (), first)
         again = results_by_name(schema, kernel(**second), second)
     return Replay(

@@ -73,7 +73,7 @@ class Shadow(contextlib.AbstractContextManager["Shadow"]):
             )
         with use_backend(self.reference):
             pass  # refuses one that is unknown or unusable here
-        self._selection = Selection(self.reference, _WHERE, Policy(), _WHERE)
+        self._selection = Selection(self.reference, _WHERE, Policy(), _WHERE, counted=False)
         with contextlib.ExitStack() as stack:
             if self.backend is not None:
                 stack.enter_context(use_backend(self.backend))

@@ -27,3 +27,24 @@ def test_a_word_without_a_value_is_wrong_input(command_line):
     done = command_line.call("explain", "gemm", "a")
     assert done.exit_code == 2
     assert "name=value" in done.stderr
+
+
+def test_a_policy_file_is_asked_about(command_line, tmp_path):
+    (tmp_path / "policy.toml").write_text('[amax]\ndeny = ["cpu_reference"]\n')
+    done = command_line.call("explain", "amax", "--policy", str(tmp_path / "policy.toml"))
+    assert "cpu_reference may not run amax: te_hal.use_policy denies it" in done.stdout
+    assert te_hal.get_policy() == te_hal.Policy()
+
+
+def test_a_policy_file_that_is_wrong_is_wrong_input(command_line, tmp_path):
+    done = command_line.call("explain", "amax", "--policy", str(tmp_path / "none.toml"))
+    assert done.exit_code == 2
+    assert "a file that cannot be read" in done.stderr
+
+
+def test_why_not_prints_what_the_function_answers(command_line):
+    done = command_line.call("explain", "gemm", "a=e4m3", "b=e4m3", "--why-not")
+    assert done.stdout.rstrip("\n") == str(te_hal.why_not("gemm", a="e4m3", b="e4m3"))
+    as_json = command_line.call("explain", "gemm", "--why-not", "--json").stdout
+    assert json.loads(as_json) == te_hal.why_not("gemm").as_dict()
+    assert command_line.call("explain", "--why-not").exit_code == 2

@@ -1,6 +1,7 @@
 """Discovery: ordered, each load by itself, failures kept with their reasons, interrupts leave nothing behind."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from types import ModuleType
@@ -10,9 +11,9 @@ import torch
 from stub_backends import stub
 
 import te_hal
-from te_hal.dispatch import Backend, discovery, list_backends, register_backend, registry
+from te_hal.dispatch import Backend, GemmCopies, discovery, list_backends, register_backend, registry
 from te_hal.schema.errors import BackendNotFoundError, BackendUnavailableError, StateError
-from te_hal.schema.support import Support
+from te_hal.schema.support import SUPPORTED, Support
 
 MODULE = "entry_points_of_these_tests"
 
@@ -205,3 +206,50 @@ def test_discovery_runs_once(install: Callable[..., None]) -> None:
             te_hal.ops.amax(torch.ones(1))
         te_hal.reset()
     assert loaded == [1]
+
+
+def test_a_backend_that_hangs_while_it_loads_or_is_asked_is_named(
+    install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery, "SLOW_SECONDS", 0.01)
+
+    def slow() -> Backend:
+        time.sleep(0.2)
+        return stub("slow", usable=lambda: time.sleep(0.2) or SUPPORTED)  # type: ignore[func-returns-value]
+
+    install(slow=slow)
+    with pytest.warns(RuntimeWarning, match=r"has not come back; .*TE_HAL_DENY=name") as heard:
+        assert [(info.name, info.usable) for info in list_backends()] == [("slow", True)]
+    said = [str(warning.message).split(" has taken")[0] for warning in heard]
+    assert said == ["loading backend 'slow'", "usable() of backend 'slow'"]
+
+
+NONSENSE = {
+    "kernels is no mapping": {"kernels": ["amax"]},
+    "a kernel for no op": {"kernels": {"amaxx": abs}},
+    "a kernel that is no function": {"kernels": {"amax": 3}},
+    "a kernel without a signature": {"kernels": {"amax": min}},
+    "serves nothing": {"serves": ()},
+    "serves what is no text": {"serves": (1,)},
+    "claims what it does not serve": {"serves": ("meta",), "default_for": ("cpu",)},
+    "supports is no function": {"supports": True},
+    "usable is an answer": {"usable": SUPPORTED},
+    "gemm_copies is a dict": {"gemm_copies": {}},
+    "gemm_copies that are none": {"gemm_copies": lambda *_: ("rowwise", "rowwise")},
+    "gemm_copies of no name": {"gemm_copies": lambda *_: GemmCopies("rowwise", "row")},
+    "gemm_copies that raises": {"gemm_copies": lambda *_: 1 // 0},
+    "a columnwise order of its own": {"columnwise_order": "zigzag"},
+    "an order of no type": {"columnwise_order": [1]},
+    "a name of no identifier": {"name": "my chip"},
+}
+
+
+@pytest.mark.parametrize("case", NONSENSE)
+def test_a_table_of_nonsense_is_refused_naming_the_field_and_the_rest_works(
+    case: str, install: Callable[..., None]
+) -> None:
+    install(wrong=lambda: stub(**{"name": "wrong", **NONSENSE[case]}), right=lambda: stub("right"))
+    assert "RegistrationError: " in reason_of("wrong")
+    named = "amax" if "a kernel" in case else next(iter(NONSENSE[case]))
+    assert named in reason_of("wrong")
+    assert [info.name for info in list_backends() if info.usable] == ["right"]

@@ -104,13 +104,55 @@ def test_the_environment_forces_a_backend() -> None:
     assert result.stdout.split() == ["imported", "null", "cpu_reference", "null"], result.stderr
 
 
-@pytest.mark.parametrize("variable", ["TE_HAL_BACKEND", "TE_HAL_FALLBACK"])
-def test_an_unknown_name_in_the_environment_is_an_error_at_first_use_that_says_the_variable(
-    variable: str,
-) -> None:
-    result = run(FIRST_USE + "ops.amax(torch.ones(1))", **{variable: "muse"})
+@pytest.mark.parametrize("where", ["TE_HAL_BACKEND", "TE_HAL_FALLBACK: fallback", "TE_HAL_DENY: deny"])
+def test_an_unknown_name_in_the_environment_is_an_error_at_first_use_that_says_the_variable(where: str) -> None:
+    result = run(FIRST_USE + "ops.amax(torch.ones(1))", **{where.partition(":")[0]: "muse"})
     assert result.stdout == "imported\n"
-    assert f"BackendNotFoundError: {variable}: got backend 'muse'; accepted: cpu_reference (usable)" in result.stderr
+    assert f"BackendNotFoundError: {where}: got backend 'muse'; accepted: cpu_reference (usable)" in result.stderr
+
+
+def test_a_policy_file_and_variables_are_in_force_from_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text('["*"]\nfallback = ["null"]\n[amax]\ndeny = ["cpu_reference"]\nfallback = ["musa_emulator"]\n')
+    program = """
+        import torch, warnings, te_hal, te_hal.ops as ops
+        warnings.simplefilter("ignore")
+        ops.amax(torch.ones(1)), ops.compute_scale(torch.ones(1), fp8_max=448.0)
+        print(te_hal.fallback_report())
+        print(te_hal.explain("amax").how)
+    """
+    result = run(
+        program, TE_HAL_POLICY=str(file), TE_HAL_DENY="compute_scale=cpu_reference", TE_HAL_FALLBACK="amax=null"
+    )
+    assert result.stdout.splitlines() == [
+        "{('amax', 'cpu_reference', 'null'): 1, ('compute_scale', 'cpu_reference', 'null'): 1}",
+        "because cpu_reference may not run amax: TE_HAL_POLICY, TE_HAL_DENY, TE_HAL_FALLBACK denies it",
+    ], result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "a file that cannot be read (No such file or directory)"),
+        ("[gemmm]\n", "got op 'gemmm'; accepted: * or one of "),
+        ("amax = 1\n", "got 1 outside of a table"),
+    ],
+)
+def test_a_policy_file_that_is_wrong_ends_the_import_naming_file_and_variable(text, said, tmp_path: Path) -> None:
+    file = tmp_path / "policy.toml"
+    if text is not None:
+        file.write_text(text)
+    result = run("import te_hal", TE_HAL_POLICY=str(file))
+    assert f"ArgumentError: TE_HAL_POLICY ({file})" in result.stderr
+    assert said in result.stderr
+
+
+def test_a_backend_that_crashes_while_it_loads_is_left_out_by_denying_it(tmp_path: Path) -> None:
+    install(tmp_path, "chip_one", "import os\nos.abort()\n", "chip = chip_one:create_backend")
+    program = "import te_hal\nprint([i.reason for i in te_hal.list_backends() if i.name == 'chip'])"
+    assert run(program, tmp_path).returncode == -6
+    result = run(program, tmp_path, TE_HAL_DENY="chip")
+    assert result.stdout == "['is not loaded, because TE_HAL_DENY denies it every op']\n", result.stderr
 
 
 def test_the_environment_lists_fallbacks() -> None:

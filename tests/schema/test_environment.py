@@ -45,7 +45,18 @@ def test_a_flag_that_is_not_set_is_off(name: str) -> None:
 
 NAMES = {
     "TE_HAL_BACKEND": {"": None, "  ": None, "musa": "musa", " musa ": "musa"},
-    "TE_HAL_FALLBACK": {"": (), " , ": (), "a": ("a",), " a ,b,, c ": ("a", "b", "c")},
+    "TE_HAL_POLICY": {"": None, " a b.toml ": "a b.toml"},
+    **{
+        f"TE_HAL_{name}": {
+            "": {},
+            " , ; ": {},
+            "a": {"*": ("a",)},
+            " a ,b,, c ": {"*": ("a", "b", "c")},
+            "*=a": {"*": ("a",)},
+            "gemm = a, b ; amax=;c;": {"gemm": ("a", "b"), "amax": (), "*": ("c",)},
+        }
+        for name in ("ORDER", "ALLOW", "DENY", "FALLBACK")
+    },
 }
 
 
@@ -54,11 +65,17 @@ def test_names_are_taken_without_the_space_around_them(name: str, text: str) -> 
     assert field_of(parse({name: text}), name) == NAMES[name][text]
 
 
+@pytest.mark.parametrize("text", ["=a", "gemm=a=b", "a;b", "gemm=a;gemm=b", " ;=;a"])
+def test_backends_that_are_written_wrongly_are_an_error_with_the_form(text: str) -> None:
+    with pytest.raises(ArgumentError, match=r"TE_HAL_DENY: got .*op=name,name for one"):
+        parse({"TE_HAL_DENY": text})
+
+
 def test_every_variable_of_the_table_has_a_field_and_every_field_a_variable() -> None:
     fields = {f"TE_HAL_{field.upper()}" for field in Environment.__dataclass_fields__ if field != "unknown"}
     assert fields == {variable.name for variable in TABLE}
     assert all(variable.meaning for variable in TABLE)
-    assert {variable.kind for variable in TABLE} <= {"flag", "name", "names", "folders"}
+    assert {variable.kind for variable in TABLE} <= {"flag", "name", "file", "backends", "folders"}
 
 
 def test_only_unknown_names_of_ours_are_reported() -> None:
