@@ -9,6 +9,7 @@ from te_hal.modules.attention import (
     RotaryPositionEmbedding,
     apply_rotary_pos_emb,
 )
+from te_hal.modules.checkpoint import checkpoint
 from te_hal.modules.grouped_linear import GroupedLinear
 from te_hal.modules.layernorm import LayerNorm
 from te_hal.modules.layernorm_linear import LayerNormLinear
@@ -95,6 +96,7 @@ __all__ = [
     "apply_rotary_pos_emb",
     "autocast",
     "check_extra_states",
+    "checkpoint",
     "fp8_autocast",
     "fp8_model_init",
     "get_default_recipe",
@@ -128,7 +130,6 @@ _LATER = (
     "NVFP4TensorStorage",
     "QuantizedTensorStorage",
     "UserBufferQuantizationMode",
-    "checkpoint",
     "deinterleave_glu_tensor",
     "destroy_ub",
     "get_cpu_offload_context",

@@ -45,6 +45,7 @@ _FEATURES = {
     "delay_wgrad_compute": "delayed wgrad",
     "symmetric_ar_type": "symmetric-memory all-reduce",
     "use_grouped_tensor": "one kernel over all products of GroupedLinear",
+    "distribute_saved_activations": _TENSOR_PARALLEL,
     "checkpoint": "recompute",
     "checkpoint_core_attention": "recompute of attention",
     "sm_margin": "multiprocessors that kernels leave free",

@@ -30,13 +30,15 @@ def check_call(
         frame: the autocast in force.
 
     Raises:
-        UnsupportedError: a transform of torch.func; an FP8 forward inside a backward.
+        UnsupportedError: a transform of torch.func; an FP8 forward inside a backward that recomputes
+            nothing.
         ArgumentTypeError: the input is no tensor.
         ArgumentError: its dtype is one that no kernel takes; its last size differs; the flag is no bool.
     """
     label, (name, size) = module.label, features
     refuse_transforms(label)
-    refuse_recompute(label, fp8=module.fp8 or frame.enabled)
+    if not frame.again:
+        refuse_recompute(label, fp8=module.fp8 or frame.enabled)
     if not isinstance(inp, torch.Tensor):
         raise ArgumentTypeError(label, got=f"a {type(inp).__name__}", accepted="a torch.Tensor", todo="pass a tensor")
     if inp.dtype not in FLOATS:

@@ -9,6 +9,7 @@ import torch
 
 from te_hal.modules.linear_call import LinearCall, Quantizers
 from te_hal.modules.quantized_weights import QuantizedWeights, operand_of
+from te_hal.modules.recompute import kept_for_recompute
 from te_hal.modules.scaling import told_apart
 from te_hal.modules.scaling_module import ScalingModule
 from te_hal.modules.weight_cache import WeightCache
@@ -21,14 +22,15 @@ from te_hal.schema.formats import FLOATS
 from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from te_hal.modules.linear_steps import Operand
-    from te_hal.modules.main_grad import FirstMicrobatch
+    from te_hal.modules.main_grad import FirstMicrobatch, Microbatches
     from te_hal.modules.plan import LinearPlan
     from te_hal.modules.plan_cache import PlanCache
     from te_hal.quantization.autocast import Frame
     from te_hal.quantization.operand_formats import Formats
+    from te_hal.quantization.quantizer import Quantizer
     from te_hal.recipe import Recipe
     from te_hal.schema.formats import ColumnwiseOrder
 
@@ -64,13 +66,15 @@ class Fp8Module(ScalingModule):
         return self._weight_cache.storages
 
     def begin_forward(self, frame: Frame, device: torch.device, order: ColumnwiseOrder) -> None:
-        """Bring scaling state and quantizers into line with the autocast in force.
+        """Bring scaling state and quantizers into line with the autocast in force; nothing in a recompute.
 
         Args:
             frame: what is in force.
             device: of the input.
             order: memory order in which quantizers lay out columnwise copies.
         """
+        if frame.again:
+            return
         if frame.region is not None:
             frame.region.met_module = True
         if self.fp8 is not frame.enabled:  # torch's __setattr__ costs a microsecond
@@ -84,6 +88,8 @@ class Fp8Module(ScalingModule):
             self._order = order
             # Not set in place: a backward that is still to come belongs to another order.
             self.quantizers = {key: [q.ordered(order) for q in made] for key, made in self.quantizers.items()}
+        if frame.record is not None:
+            frame.record.take_quantizers(self.quantizers, self.fp8_meta["scaling_bwd"])
 
     def formats(self, frame: Frame, device: torch.device, gemm: int = 0) -> Formats | None:
         """What the operands of a product of the module become under the autocast in force; None without FP8.
@@ -106,8 +112,13 @@ class Fp8Module(ScalingModule):
             )
         if not isinstance(frame.recipe, CustomRecipe):
             return recipe_formats(frame.recipe)
+        if frame.again:
+            return frame.record.formats[gemm]  # type: ignore[no-any-return] # of a CallRecord
         states = self._custom_scaling(frame.recipe, device).states
-        return custom_formats(states, gemm).with_override(override)  # type: ignore[arg-type] # custom ones
+        formats = custom_formats(states, gemm).with_override(override)  # type: ignore[arg-type] # custom ones
+        if frame.record is not None:
+            frame.record.formats[gemm] = formats
+        return formats
 
     def leave_recipe(self, before: Recipe | None, after: Recipe) -> None:
         """Say that weights kept for ``is_first_microbatch`` go."""
@@ -161,6 +172,7 @@ class Fp8Module(ScalingModule):
 
     def quantized_weight(
         self,
+        frame: Frame,
         name: str,
         parameters: Sequence[torch.Tensor],
         weight: torch.Tensor,
@@ -171,6 +183,7 @@ class Fp8Module(ScalingModule):
         """A weight for the gemms: kept since the first microbatch, or quantized now.
 
         Args:
+            frame: the autocast in force.
             name: under which it is kept.
             parameters: what it was made from; a change of one makes what is kept invalid.
             weight: detached, in the activation dtype; one that lives in FP8 is not quantized again.
@@ -181,19 +194,47 @@ class Fp8Module(ScalingModule):
         """
         if isinstance(weight, QuantizedTensor):
             return operand_of(self.label, weight, plan)
+        if frame.again:
+            return kept_for_recompute(frame.record, name, plan) or self._cast_weight(
+                frame.record.quantizers, weight, plan, gemm
+            )
         kept = self._weight_cache.get(name, parameters, plan) if is_first_microbatch is False else None
-        if kept is not None:
-            return kept
-        made = plan.copies.weight_made
-        operand = self.quantizers["scaling_fwd"][3 * gemm + 1].operand(
-            weight,
-            rowwise=made.rowwise,
-            columnwise=made.columnwise,
-            kernels=plan.casts.weight,
-        )
-        if is_first_microbatch is not None and isinstance(operand, QuantizedStorage):
+        operand = kept or self._cast_weight(self.quantizers, weight, plan, gemm)
+        if is_first_microbatch is None or not isinstance(operand, QuantizedStorage):
+            return operand
+        if kept is None:
             self._weight_cache.put(name, operand, parameters, plan)
+        if frame.record is not None:
+            frame.record.weights[name] = operand
         return operand
+
+    def _cast_weight(
+        self, quantizers: Mapping[str, Sequence[Quantizer]], weight: torch.Tensor, plan: LinearPlan, gemm: int
+    ) -> Operand:
+        made = plan.copies.weight_made
+        return quantizers["scaling_fwd"][3 * gemm + 1].operand(
+            weight, rowwise=made.rowwise, columnwise=made.columnwise, kernels=plan.casts.weight
+        )
+
+    def note_microbatch(
+        self, frame: Frame, microbatches: Microbatches, flag: bool | None, *, fuses: bool, gemm: int = 0
+    ) -> FirstMicrobatch | None:
+        """What the weight gradient of this forward belongs to; None unless it goes into main_grad.
+
+        Args:
+            frame: the autocast in force.
+            microbatches: of the weight.
+            flag: ``is_first_microbatch``.
+            fuses: the weight needs a gradient and it goes into main_grad, gradients being on or not.
+            gemm: number of the product.
+        """
+        if frame.again:
+            return frame.record.first_microbatches.get(gemm)  # type: ignore[no-any-return] # of a CallRecord
+        wanted = torch.is_grad_enabled() or (frame.record is not None and frame.record.expects_backward)
+        first = microbatches.note(flag) if fuses and wanted else None
+        if frame.record is not None:
+            frame.record.first_microbatches[gemm] = first
+        return first
 
     def calibrate(self, *tensors: torch.Tensor, gemm: int = 0) -> None:
         """Record the amax of what a product reads, input before weight, without quantizing it."""
@@ -202,6 +243,8 @@ class Fp8Module(ScalingModule):
 
     def note_forward(self, frame: Frame) -> None:
         """Have the forward scaling state updated when the region ends, as this forward records an amax in it."""
+        if frame.again:
+            return
         state = self.fp8_meta.get("scaling_fwd") if frame.enabled or frame.calibrating else None
         if frame.region is not None and state is not None and state.delayed is not None:
             frame.region.queue.add(state.delayed, forward=True)
@@ -231,7 +274,13 @@ class Fp8Module(ScalingModule):
         """
         if not frame.enabled:
             return LinearCall(label, plan, None, parameter, first, None, updates_backward=False)
-        region = frame.region
+        region, record = frame.region, frame.record
+        if frame.again:
+            quantizers = Quantizers.of(record.quantizers, record.backward_state, gemm)
+            return LinearCall(label, plan, quantizers, parameter, first, region, updates_backward and record.updates)
         quantizers = Quantizers.of(self.quantizers, self.fp8_meta["scaling_bwd"], gemm)
-        updates = updates_backward and region is not None and region.take_first()
+        expected = updates_backward or (record is not None and record.expects_backward)
+        updates = expected and region is not None and region.take_first()
+        if record is not None and updates:
+            record.updates = True
         return LinearCall(label, plan, quantizers, parameter, first, region, updates)

@@ -20,6 +20,7 @@ from te_hal.modules.norm_stage import NormStage, make_norm_stage
 from te_hal.modules.plan import LinearPlan, make_plan
 from te_hal.modules.plan_cache import PlanCache
 from te_hal.modules.plan_key import PlanKey, plan_key
+from te_hal.modules.recompute import recomputable
 from te_hal.modules.rng_tracker import forked
 from te_hal.modules.shape_rule import check_fp8_shape
 from te_hal.modules.split_parameters import refuse_several, resolve_splits
@@ -192,6 +193,7 @@ class LayerNormLinear(Fp8Module):
             self._gemm.fill(self, self.init_method)
 
     @run_eagerly
+    @recomputable
     def forward(
         self,
         inp: torch.Tensor,
@@ -216,7 +218,7 @@ class LayerNormLinear(Fp8Module):
             ArgumentError: shapes, dtypes or devices that do not fit; sizes that FP8 cannot take; a flag that is no
                 bool.
             StateError: under ``fuse_wgrad_accumulation``, a weight without a ``main_grad`` that fits.
-            UnsupportedError: the backend lacks the recipe; an FP8 forward inside a backward, as in recompute.
+            UnsupportedError: the backend lacks the recipe; an FP8 forward inside a backward, by a hook.
         """
         frame, label = current_frame(), self.label
         check_call(self, inp, ("in_features", self.in_features), is_first_microbatch, frame)
@@ -277,11 +279,14 @@ class LayerNormLinear(Fp8Module):
         """What the autograd Function needs besides plain tensors: its call, and the weight that gemms read."""
         key, quantized, calibrates = plan.linear.key, None, None
         if frame.enabled:
-            quantized = self.quantized_weight("weight", read.parts, weight.detach(), plan.linear, is_first_microbatch)
+            quantized = self.quantized_weight(
+                frame, "weight", read.parts, weight.detach(), plan.linear, is_first_microbatch
+            )
         elif frame.calibrating:
             calibrates, of_weight = self.quantizers["scaling_fwd"][:2]
             of_weight.calibrate(weight)
-        first = self._microbatches.note(is_first_microbatch) if key.main_grad_dtype is not None else None
+        fuses = self.fuse_wgrad_accumulation and weight.requires_grad
+        first = self.note_microbatch(frame, self._microbatches, is_first_microbatch, fuses=fuses)
         self.note_forward(frame)
         linear = self.linear_call(
             label, frame, plan.linear, read.parts[0], first, updates_backward=key.dgrad or key.wgrad

@@ -18,6 +18,7 @@ from te_hal.modules.layernorm_mlp_plan import layernorm_mlp_key, make_layernorm_
 from te_hal.modules.main_grad import Microbatches, main_grad_dtype
 from te_hal.modules.norm_parameters import NormParameters, norm_op
 from te_hal.modules.plan_cache import PlanCache
+from te_hal.modules.recompute import recomputable
 from te_hal.modules.rng_tracker import forked
 from te_hal.modules.shape_rule import check_fp8_shape
 from te_hal.modules.transforms import run_eagerly
@@ -173,6 +174,7 @@ class LayerNormMLP(Fp8Module):
             self._gemms["fc2"].fill(self, self.output_layer_init_method)
 
     @run_eagerly
+    @recomputable
     def forward(
         self, inp: torch.Tensor, is_first_microbatch: bool | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
@@ -191,7 +193,7 @@ class LayerNormMLP(Fp8Module):
             ArgumentError: shapes, dtypes or devices that do not fit; sizes that FP8 cannot take; a flag that is no
                 bool.
             StateError: under ``fuse_wgrad_accumulation``, a weight without a ``main_grad`` that fits.
-            UnsupportedError: the backend lacks the recipe; an FP8 forward inside a backward, as in recompute.
+            UnsupportedError: the backend lacks the recipe; an FP8 forward inside a backward, by a hook.
         """
         frame, label = current_frame(), self.label
         check_call(self, inp, ("hidden_size", self.hidden_size), is_first_microbatch, frame)
@@ -262,12 +264,13 @@ class LayerNormMLP(Fp8Module):
             stored = quantizer = None
             if frame.enabled:
                 name = f"{gemm}_weight"
-                stored = self.quantized_weight(name, parts, weight.detach(), of, is_first_microbatch, number)
+                stored = self.quantized_weight(frame, name, parts, weight.detach(), of, is_first_microbatch, number)
             elif frame.calibrating:
                 quantizer, of_weight = self.quantizers["scaling_fwd"][3 * number : 3 * number + 2]
                 of_weight.calibrate(weight)
-            fused = of.key.main_grad_dtype is not None
-            first = self._microbatches[gemm].note(is_first_microbatch) if fused else None
+            fuses = self.fuse_wgrad_accumulation and weight.requires_grad
+            microbatches = self._microbatches[gemm]
+            first = self.note_microbatch(frame, microbatches, is_first_microbatch, fuses=fuses, gemm=number)
             last = updates and gemm == "fc1"  # whose backward ends the module's
             calls.append(self.linear_call(label, frame, of, parts[0], first, updates_backward=last, gemm=number))
             quantized.append(stored)

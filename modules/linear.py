@@ -17,6 +17,7 @@ from te_hal.modules.main_grad import Microbatches, main_grad_dtype
 from te_hal.modules.plan import make_plan
 from te_hal.modules.plan_cache import PlanCache
 from te_hal.modules.plan_key import plan_key
+from te_hal.modules.recompute import recomputable
 from te_hal.modules.rng_tracker import forked
 from te_hal.modules.shape_rule import check_fp8_shape
 from te_hal.modules.split_parameters import refuse_several, resolve_splits
@@ -148,6 +149,7 @@ class Linear(Fp8Module):
             self._gemm.fill(self, self.init_method)
 
     @run_eagerly
+    @recomputable
     def forward(
         self,
         inp: torch.Tensor,
@@ -172,7 +174,7 @@ class Linear(Fp8Module):
             ArgumentError: shapes, dtypes or devices that do not fit; sizes that FP8 cannot take; a flag that is no
                 bool.
             StateError: under ``fuse_wgrad_accumulation``, a weight without a ``main_grad`` that fits.
-            UnsupportedError: the backend lacks the recipe; an FP8 forward inside a backward, as in recompute.
+            UnsupportedError: the backend lacks the recipe; an FP8 forward inside a backward, by a hook.
         """
         frame, label = current_frame(), self.label
         check_call(self, inp, ("in_features", self.in_features), is_first_microbatch, frame)
@@ -186,14 +188,14 @@ class Linear(Fp8Module):
         inp, weight = _as_input(inp, dtype, fp8=frame.enabled), cast_if_needed(weight, dtype)
         bias = None if bias is None else cast_if_needed(bias, dtype)
         added = None if self.return_bias else bias
-        fused = self.fuse_wgrad_accumulation and torch.is_grad_enabled() and weight.requires_grad
+        fuses = self.fuse_wgrad_accumulation and weight.requires_grad
         plan = self._plans.get(
             plan_key(
                 formats,
                 inp,
                 weight,
                 added,
-                main_grad_dtype=main_grad_dtype(label, weights[0]) if fused else None,
+                main_grad_dtype=main_grad_dtype(label, weights[0]) if fuses and torch.is_grad_enabled() else None,
                 keeps_original_input=self.save_original_input,
                 fp8_output=fp8_output,
                 fp8_grad=fp8_grad,
@@ -202,10 +204,10 @@ class Linear(Fp8Module):
         self.begin_forward(frame, inp.device, plan.order)
         quantized = None
         if frame.enabled:
-            quantized = self.quantized_weight("weight", weights, weight.detach(), plan, is_first_microbatch)
+            quantized = self.quantized_weight(frame, "weight", weights, weight.detach(), plan, is_first_microbatch)
         elif frame.calibrating:
             self.calibrate(inp, weight)
-        first = self._microbatches.note(is_first_microbatch) if plan.key.main_grad_dtype is not None else None
+        first = self.note_microbatch(frame, self._microbatches, is_first_microbatch, fuses=fuses)
         self.note_forward(frame)
         call = self.linear_call(
             label, frame, plan, weights[0], first, updates_backward=plan.key.dgrad or plan.key.wgrad

@@ -11,6 +11,7 @@ from te_hal.modules.arguments import check_dtype, check_epsilon, refuse_later
 from te_hal.modules.device import parameter_device
 from te_hal.modules.norm_function import NormFunction, NormKey, NormPlan, make_norm_plan
 from te_hal.modules.plan_cache import PlanCache
+from te_hal.modules.recompute import recomputable
 from te_hal.modules.state_dict import OptionalExtraState
 from te_hal.modules.transforms import refuse_transforms, run_eagerly
 from te_hal.quantization import QuantizedTensor
@@ -84,6 +85,7 @@ class Normalization(OptionalExtraState, torch.nn.Module):
                 self.bias.zero_()
 
     @run_eagerly
+    @recomputable
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalise over the trailing ``normalized_shape``.
 

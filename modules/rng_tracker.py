@@ -7,15 +7,18 @@ disturbed by it.
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from te_hal.quantization.checkpointed import current_phase
 from te_hal.schema.errors import ArgumentError, StateError, UnknownNameError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from contextlib import AbstractContextManager
+
+    from te_hal.quantization.checkpointed import Phase
 
     #: Device type to the state of its generator, a CPU uint8 tensor.
     States = dict[str, torch.Tensor]
@@ -99,8 +102,14 @@ class RNGStatesTracker:
                 accepted=", ".join(map(repr, self.states_)) or "nothing: no state was added",
                 todo=f"call add({name!r}, seed) first",
             )
+        phase = current_phase()
+        if phase is not None and phase.replayed is not None:
+            with _drawing_again(phase, self, f"RNGStatesTracker: fork({name!r})"):
+                yield
+            return
         active = self._entered[-1] if self._entered else None
         if active == name:
+            _note_draw(phase, self, goes_on=True)
             yield
             return
         outside = _exchange(self.states_[name])
@@ -108,10 +117,61 @@ class RNGStatesTracker:
             self.states_[active] = outside
         self._entered.append(name)
         try:
+            _note_draw(phase, self)
             yield
         finally:
             self._entered.pop()
             self.states_[name] = _exchange(outside if active is None else self.states_[active])
+
+
+class _Draw(NamedTuple):
+    """A fork in the first run of a checkpointed function.
+
+    Attributes:
+        owner: the tracker.
+        states: what generators stood at as it was entered; None where it went on with the stream in force.
+        what: for messages.
+    """
+
+    owner: object
+    states: States | None
+    what: str = "a fork of an RNG tracker"
+
+
+def _note_draw(phase: Phase | None, owner: object, *, goes_on: bool = False) -> None:
+    if phase is not None and phase.recorders:
+        draw = _Draw(owner, None if goes_on else _states_now())
+        for recorder in phase.recorders:
+            recorder.add(draw)
+
+
+@contextmanager
+def _drawing_again(phase: Phase, owner: object, what: str) -> Generator[None, None, None]:
+    """Draw what the first run drew; afterwards everything is as if nothing had been, unless the stream goes on."""
+    draw = phase.replayed.replay(phase.run, owner, what)  # type: ignore[union-attr] # the caller has looked
+    for recorder in phase.recorders:
+        recorder.add(draw)
+    if draw.states is None:
+        yield
+        return
+    before = _exchange(draw.states)
+    try:
+        yield
+    finally:
+        _exchange(before)
+
+
+@contextmanager
+def _forked_elsewhere(fork: AbstractContextManager[None], tracker: object) -> Generator[None, None, None]:
+    """The fork of a tracker that knows nothing of checkpointed functions."""
+    phase = current_phase()
+    if phase is not None and phase.replayed is not None:
+        with _drawing_again(phase, tracker, "get_rng_state_tracker"):
+            yield
+        return
+    with fork:
+        _note_draw(phase, tracker)
+        yield
 
 
 #: Transformer Engine's name.
@@ -135,7 +195,7 @@ def forked(get_tracker: Callable[[], Any] | None, name: str | None = None) -> Ab
             todo="have it return a te.RNGStatesTracker, or leave it out",
         )
     fork: AbstractContextManager[None] = tracker.fork() if name is None else tracker.fork(name)
-    return fork
+    return fork if isinstance(tracker, RNGStatesTracker) else _forked_elsewhere(fork, tracker)
 
 
 def _device_types() -> list[str]:
@@ -147,10 +207,17 @@ def _exchange(states: States) -> States:
     """Put states into torch's default generators, in place; returns those that were there."""
     before = {}
     for kind, state in states.items():
-        generators = torch.random if kind == "cpu" else torch.get_device_module(kind)
-        before[kind] = generators.get_rng_state()
-        generators.set_rng_state(state)
+        before[kind] = _generators(kind).get_rng_state()
+        _generators(kind).set_rng_state(state)
     return before
+
+
+def _states_now() -> States:
+    return {kind: _generators(kind).get_rng_state() for kind in _device_types()}
+
+
+def _generators(kind: str) -> Any:  # noqa: ANN401 - a module of torch
+    return torch.random if kind == "cpu" else torch.get_device_module(kind)
 
 
 def _is_states(held: object) -> bool:

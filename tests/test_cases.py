@@ -86,10 +86,16 @@ CASES = {
             "backends/cpu_reference/test_gemm.py::test_a_bias_of_any_dtype_is_added_exactly",
         ),
     ),
+    "B23": Case(
+        "scales of gradients under a checkpoint",
+        ("modules/test_recompute.py::test_scales_of_gradients_move_as_without_checkpoint",),
+    ),
     "B25": Case(
         "a weight cache first filled without gradients",
-        ("modules/test_weight_cache.py::test_results_equal_those_without_the_argument",),
-        {"recompute, pipelines": WHOLE_SET},
+        (
+            "modules/test_weight_cache.py::test_results_equal_those_without_the_argument",
+            "modules/test_recompute.py::test_weights_kept_for_microbatches_are_those_of_the_first_run",
+        ),
     ),
     "B28": Case(
         "nesting, switching off and on, exceptions",

@@ -178,6 +178,11 @@ def use_policy(policy: Policy) -> contextlib.AbstractContextManager[None]:
     return _Scope(lambda: _with_policy(policy))
 
 
+def in_force(selection: Selection) -> contextlib.AbstractContextManager[None]:
+    """Have an earlier selection in force again inside a ``with`` block, for a forward that is computed again."""
+    return _Scope(lambda: selection)
+
+
 @contextlib.contextmanager
 def use_observer(observer: Observer | None) -> Iterator[None]:
     """Have every kernel that is bound inside a ``with`` block pass through an observer, in this thread and task only.

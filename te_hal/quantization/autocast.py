@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 import warnings
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from te_hal.quantization.amax_reduction import check_group, check_single_process
 from te_hal.quantization.availability import get_default_recipe
 from te_hal.quantization.block_arguments import check_block
+from te_hal.quantization.checkpointed import current_phase
 from te_hal.quantization.recipe_support import check_forced_backend
 from te_hal.quantization.scaling_state import check_is_built
 from te_hal.quantization.updates import UpdateQueue, current_queue, discard_waiting
@@ -18,6 +20,7 @@ from te_hal.recipe import DelayedScaling, Recipe
 from te_hal.schema.errors import StateError, UnsupportedError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
     from torch.distributed import ProcessGroup
@@ -48,12 +51,22 @@ class Region:
 
 
 class Frame(NamedTuple):
-    """What an autocast puts in force."""
+    """What an autocast puts in force.
+
+    Attributes:
+        enabled, calibrating: as given.
+        recipe: None outside of any.
+        region: the outermost enabled one; None outside of any.
+        record: inside a checkpointed function, what the module that runs keeps for its recompute, or kept.
+        again: the function runs for the second time: everything but the values happened in the first.
+    """
 
     enabled: bool
     calibrating: bool
     recipe: Recipe | None
     region: Region | None
+    record: Any = None
+    again: bool = False
 
 
 #: Outside of any autocast.
@@ -72,6 +85,17 @@ def current_frame() -> Frame:
     """The innermost autocast of the calling thread; an off frame where there is none."""
     frames = _per_thread.frames
     return frames[-1] if frames else _OFF
+
+
+@contextmanager
+def frame_in_force(frame: Frame) -> Iterator[None]:
+    """Have a frame in force inside a ``with`` block, in this thread, as the autocast that it comes from would."""
+    frames = _per_thread.frames
+    frames.append(frame)
+    try:
+        yield
+    finally:
+        _remove(frames, frame)
 
 
 def note_module() -> None:
@@ -156,10 +180,18 @@ class autocast:  # noqa: N801 - Transformer Engine's spelling
         self._entered = None
         _remove(frames, frame)
         outermost = frame.enabled and (not frames or _innermost_enabled(frames) is None)
-        if outermost and frame.region is not None and torch.is_grad_enabled():
+        if outermost and frame.region is not None and _rolls():
             frame.region.queue.update(forward=True)
         if outermost and frame.region is not None and not frame.region.met_module and error is None:
             _warn_that_nothing_quantizes()
+
+
+def _rolls() -> bool:
+    """Whether forward states roll as a block is left: with gradients, once for a function that is computed twice."""
+    phase = current_phase()
+    if phase is None:
+        return torch.is_grad_enabled()
+    return phase.replayed is None and (torch.is_grad_enabled() or phase.expects_backward)
 
 
 class _Once:

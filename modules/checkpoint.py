@@ -1,0 +1,113 @@
+"""te.checkpoint: torch's activation recompute under Transformer Engine's arguments."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+from te_hal.modules.arguments import refuse_later
+from te_hal.modules.rng_tracker import RNGStatesTracker
+from te_hal.schema.errors import ArgumentError, ArgumentTypeError
+from te_hal.schema.flags import check_flags
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_DEFAULTS: dict[str, object] = {"distribute_saved_activations": False, "tp_group": None}
+
+
+def checkpoint(
+    function: Callable[..., Any],
+    *args: Any,  # noqa: ANN401 - the function's
+    distribute_saved_activations: bool = False,
+    get_rng_state_tracker: Callable[[], Any] | None = None,
+    tp_group: object = None,
+    use_reentrant: bool = True,
+    **kwargs: Any,  # noqa: ANN401 - the function's, and torch's
+) -> Any:  # noqa: ANN401 - the function's
+    """Call a function without keeping what its backward reads, and call it again in the backward.
+
+    Losses, gradients, scaling states and random streams are bit for bit those without it, whatever the recipe, also
+    where several forwards come before the first backward (docs/recompute.md). ``torch.utils.checkpoint.checkpoint``
+    does the same; this adds Transformer Engine's defaults and ``get_rng_state_tracker``.
+
+    Args:
+        function: what is called. The second call must do what the first did.
+        *args: its arguments; kept for the backward.
+        distribute_saved_activations: True is refused: it belongs to tensor parallelism.
+        get_rng_state_tracker: gives a tracker that the function draws from by other ways than te_hal's modules and
+            ``te.RNGStatesTracker.fork``, which need no such help; its states are restored for the second call.
+        tp_group: a group is refused, as above.
+        use_reentrant: by an autograd function that runs a backward in the backward, else by hooks for saved tensors,
+            which may be asked of a part of the graph, and stop where nothing more is needed.
+        **kwargs: ``context_fn``, ``determinism_check``, ``debug`` as torch has them, without reentrance only; the
+            rest are the function's.
+
+    Returns:
+        What the function gave.
+
+    Raises:
+        ArgumentTypeError: no function.
+        ArgumentError: a flag that is no bool; with reentrance, a keyword argument that needs a gradient; what gives no
+            tracker.
+        UnsupportedError: an argument of a later feature.
+    """
+    where = "te.checkpoint"
+    given = {"distribute_saved_activations": distribute_saved_activations, "tp_group": tp_group}
+    refuse_later(where, given, _DEFAULTS)
+    check_flags(where, {"use_reentrant": use_reentrant})
+    if not callable(function):
+        raise ArgumentTypeError(
+            f"{where}: function", got=repr(function), accepted="a function or module", todo="pass what is to be called"
+        )
+    if get_rng_state_tracker is not None:
+        function = _with_states(function, _tracker(where, get_rng_state_tracker))
+    if not use_reentrant:
+        return torch_checkpoint(function, *args, use_reentrant=False, **kwargs)
+    of_torch = {name: kwargs.pop(name) for name in ("context_fn", "determinism_check", "debug") if name in kwargs}
+    for name, value in kwargs.items():
+        if isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
+            raise ArgumentError(
+                f"{where}: {name}",
+                got="a keyword argument that needs a gradient, with use_reentrant=True",
+                accepted="it as a positional argument",
+                todo="pass it by position, or use_reentrant=False",
+            )
+    bound = functools.partial(function, **kwargs) if kwargs else function
+    return torch_checkpoint(bound, *args, use_reentrant=True, **of_torch)
+
+
+def _tracker(where: str, get_tracker: Callable[[], Any]) -> Any:  # noqa: ANN401 - of any make
+    tracker = get_tracker() if callable(get_tracker) else None
+    if not all(callable(getattr(tracker, name, None)) for name in ("get_states", "set_states")):
+        raise ArgumentError(
+            f"{where}: get_rng_state_tracker",
+            got=repr(get_tracker) if tracker is None else f"a function that gives {tracker!r}",
+            accepted="a function that gives a tracker, with methods get_states and set_states",
+            todo="have it return a te.RNGStatesTracker, or leave it out",
+        )
+    return tracker
+
+
+def _with_states(function: Callable[..., Any], tracker: Any) -> Callable[..., Any]:  # noqa: ANN401 - of any make
+    """The function, whose every call after the first begins at the tracker's states of now, and leaves none changed."""
+    if isinstance(tracker, RNGStatesTracker):
+        return function
+    states, called = tracker.get_states(), False
+
+    def again(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's
+        nonlocal called
+        if not called:
+            called = True
+            return function(*args, **kwargs)
+        now = tracker.get_states()
+        tracker.set_states(states)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            tracker.set_states(now)
+
+    return again

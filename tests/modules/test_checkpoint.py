@@ -1,0 +1,153 @@
+"""te.checkpoint: its arguments, and random streams of functions that are computed twice."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+
+import pytest
+import torch
+from recomputed_stack import WAYS, same
+
+import te_hal.modules as te
+from te_hal import recipe
+
+EVERY_WAY = pytest.mark.parametrize("way", WAYS)
+H, HEADS = 32, 4
+
+
+class Foreign:
+    """A tracker of other make: one stream, which a fork goes on with."""
+
+    def __init__(self) -> None:
+        self.states = {"model-parallel-rng": torch.Generator().manual_seed(9).get_state()}
+
+    def get_states(self) -> dict[str, torch.Tensor]:
+        return {name: state.clone() for name, state in self.states.items()}
+
+    def set_states(self, states: dict[str, torch.Tensor]) -> None:
+        self.states = {name: state.clone() for name, state in states.items()}
+
+    @contextmanager
+    def fork(self, name: str = "model-parallel-rng"):
+        before = torch.get_rng_state()
+        torch.set_rng_state(self.states[name])
+        yield
+        self.states[name] = torch.get_rng_state()
+        torch.set_rng_state(before)
+
+
+def own_tracker() -> te.RNGStatesTracker:
+    tracker = te.RNGStatesTracker()
+    tracker.add("model-parallel-rng", 9)
+    return tracker
+
+
+TRACKERS = {"none": lambda: None, "own": own_tracker, "foreign": Foreign}
+
+
+@pytest.mark.parametrize("around", [False, True], ids=["", "inside_a_fork"])
+@pytest.mark.parametrize("kind", TRACKERS)
+@EVERY_WAY
+def test_seeded_dropout_of_a_layer_is_the_same_with_recompute(way, kind, around):
+    if around and kind == "none":
+        pytest.skip("there is nothing to fork")
+    results = []
+    for recomputed in (False, True):
+        tracker = TRACKERS[kind]()
+        torch.manual_seed(1)
+        layer = te.TransformerLayer(
+            *(H, 2 * H, HEADS),
+            hidden_dropout=0.2,
+            attention_dropout=0.3,
+            get_rng_state_tracker=None if tracker is None else lambda held=tracker: held,
+        )
+        found = []
+        for _ in range(2):
+            x = torch.randn(8, 4, H).requires_grad_()
+            with te.autocast(recipe=recipe.DelayedScaling()), tracker.fork() if around else nullcontext():
+                y = WAYS[way](layer, x) if recomputed else layer(x)
+            y.square().sum().backward()
+            found += [y.detach(), x.grad, torch.get_rng_state()]
+            found += [] if tracker is None else [torch.cat(list(_flat(tracker.get_states())))]
+        results.append(found + [p.grad for p in layer.parameters()])
+    assert same(*results)
+
+
+def _flat(states):
+    for state in states.values():
+        yield from state.values() if isinstance(state, dict) else [state]
+
+
+@pytest.mark.parametrize("kind", ["own", "foreign"])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_function_that_draws_from_the_tracker_itself_draws_the_same(kind, reentrant):
+    results = []
+    for recomputed in (False, True):
+        tracker = TRACKERS[kind]()
+
+        def noisy(x: torch.Tensor, tracker=tracker) -> torch.Tensor:
+            with tracker.fork():
+                return torch.nn.functional.dropout(x.sin(), 0.5)
+
+        x = torch.ones(100, requires_grad=True)
+        if recomputed:
+            y = te.checkpoint(noisy, x, get_rng_state_tracker=lambda held=tracker: held, use_reentrant=reentrant)
+        else:
+            y = noisy(x)
+        with tracker.fork():
+            torch.rand(3)  # others go on with the stream before the backward
+        y.square().sum().backward()
+        results.append([y.detach(), x.grad, torch.cat(list(_flat(tracker.get_states())))])
+    assert same(*results)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_keyword_arguments_reach_the_function(reentrant):
+    x = torch.ones(3, requires_grad=True)
+    y = te.checkpoint(lambda x, *, factor: x * factor, x, factor=3.0, use_reentrant=reentrant)
+    y.sum().backward()
+    assert x.grad.tolist() == [3.0] * 3
+
+
+def test_torchs_own_arguments_reach_torch():
+    entered = []
+
+    @contextmanager
+    def note(which: str):
+        entered.append(which)
+        yield
+
+    x = torch.ones(3, requires_grad=True)
+
+    def contexts():
+        return note("first"), note("second")
+
+    te.checkpoint(torch.sin, x, use_reentrant=False, context_fn=contexts).sum().backward()
+    assert entered == ["first", "second"]
+    with pytest.raises(ValueError, match="context_fn"):
+        te.checkpoint(torch.sin, x, context_fn=contexts)
+
+
+#: Arguments, the error and what it says.
+WRONG = {
+    "no_function": ((None,), {}, TypeError, r"te.checkpoint: function: got None"),
+    "flag": ((torch.sin,), {"use_reentrant": 1}, ValueError, "use_reentrant"),
+    "distributed": (
+        *((torch.sin,), {"distribute_saved_activations": True}, NotImplementedError),
+        "distribute_saved_activations: got True.*tensor parallelism is not built yet",
+    ),
+    "group": ((torch.sin,), {"tp_group": object()}, NotImplementedError, "tp_group.*tensor parallelism"),
+    "no_tracker": ((torch.sin,), {"get_rng_state_tracker": lambda: 3}, ValueError, "a function that gives 3"),
+    "no_tracker_function": ((torch.sin,), {"get_rng_state_tracker": 3}, ValueError, "get_rng_state_tracker: got 3"),
+    "keyword_with_gradient": (
+        *((torch.add,), {"other": torch.ones(3, requires_grad=True)}, ValueError),
+        "te.checkpoint: other: got a keyword argument that needs a gradient.*pass it by position",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_is_refused_by_name(case):
+    given, named, error, said = WRONG[case]
+    with pytest.raises(error, match=said):
+        te.checkpoint(*given, torch.ones(3, requires_grad=True), **named)
