@@ -19,6 +19,7 @@ from te_hal.modules.main_grad import Microbatches, main_grad_dtype
 from te_hal.modules.plan import make_plan
 from te_hal.modules.plan_cache import PlanCache
 from te_hal.modules.plan_key import plan_key
+from te_hal.modules.recompute import recomputable
 from te_hal.modules.rng_tracker import forked
 from te_hal.modules.shape_rule import check_fp8_shape
 from te_hal.modules.transforms import run_eagerly
@@ -173,6 +174,7 @@ class GroupedLinear(Fp8Module):
         return {"scaling_fwd": forward * self.num_gemms, "scaling_bwd": backward * self.num_gemms}
 
     @run_eagerly
+    @recomputable
     def forward(
         self,
         inp: torch.Tensor,
@@ -222,7 +224,7 @@ class GroupedLinear(Fp8Module):
         self.begin_forward(frame, inp.device, plans[0].order)
         if frame.calibrating and not frame.enabled:
             self._calibrate(inp, splits, weights)
-        quantized = self._quantized(read, weights, plans, is_first_microbatch) if frame.enabled else None
+        quantized = self._quantized(frame, read, weights, plans, is_first_microbatch) if frame.enabled else None
         self.note_forward(frame)
         products = self._products(label, frame, plans, read, is_first_microbatch)
         call = GroupedCall(products, splits, self.single_grouped_weight, dgrad_out)
@@ -295,6 +297,7 @@ class GroupedLinear(Fp8Module):
 
     def _quantized(
         self,
+        frame: Frame,
         read: GroupedRead,
         weights: Sequence[torch.Tensor],
         plans: Sequence[LinearPlan],
@@ -302,7 +305,7 @@ class GroupedLinear(Fp8Module):
     ) -> list[Operand]:
         return [
             self.quantized_weight(
-                f"weight{number}", [read.parameters[number]], weight.detach(), plan, is_first_microbatch, number
+                frame, f"weight{number}", [read.parameters[number]], weight.detach(), plan, is_first_microbatch, number
             )
             for number, (weight, plan) in enumerate(zip(weights, plans, strict=True))
         ]
@@ -318,10 +321,10 @@ class GroupedLinear(Fp8Module):
         updates = any(plan.key.dgrad or plan.key.wgrad for plan in plans)
         products = []
         for number, plan in enumerate(plans):
-            fused = plan.key.main_grad_dtype is not None
-            first = self._microbatches[number].note(is_first_microbatch) if fused else None
+            parameter, microbatches = read.parameters[number], self._microbatches[number]
+            fuses = self.fuse_wgrad_accumulation and parameter.requires_grad
+            first = self.note_microbatch(frame, microbatches, is_first_microbatch, fuses=fuses, gemm=number)
             ends = updates and number == 0  # whose call ends the module's backward
-            parameter = read.parameters[number]
             products.append(self.linear_call(label, frame, plan, parameter, first, updates_backward=ends, gemm=number))
         return tuple(products)
 

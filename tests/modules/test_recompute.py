@@ -284,3 +284,30 @@ def test_what_the_first_run_recorded_goes_with_the_graph(way):
     assert held() == 1
     del y
     assert held() == 0
+
+
+@MODES
+@pytest.mark.parametrize("fuses", [False, True], ids=["", "main_grad"])
+@STATEFUL
+def test_experts_recompute_an_empty_one_included(name, fuses, reentrant):
+    results = []
+    for recomputed in (False, True):
+        torch.manual_seed(0)
+        module = te.GroupedLinear(3, 32, 32, fuse_wgrad_accumulation=fuses)
+        for parameter in module.parameters():
+            parameter.main_grad = torch.full(parameter.shape, 7.0)
+        found, graphs = [], []
+        for flag in (True, False):
+            x = torch.randn(48, 32).requires_grad_()
+
+            def run(h: torch.Tensor, flag: bool = flag, module: te.GroupedLinear = module) -> torch.Tensor:
+                return module(h, [32, 0, 16], is_first_microbatch=flag)
+
+            with te.autocast(recipe=RECIPES[name]()):
+                graphs.append((x, checkpoint(run, x, use_reentrant=reentrant) if recomputed else run(x)))
+        for x, y in reversed(graphs):
+            y.square().sum().backward()
+            found += [y.detach(), x.grad]
+        grads = [p.main_grad if fuses and p.dim() > 1 else p.grad for p in module.parameters()]
+        results.append([*found, *grads, module.get_extra_state()])
+    assert same(*results)
