@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from te_hal.dispatch import current_selection, in_force
-from te_hal.quantization import Float8Quantizer
+from te_hal.quantization import Float8Quantizer, HybridQuantizer
 from te_hal.quantization.autocast import current_frame, frame_in_force, note_module
 from te_hal.quantization.checkpointed import current_phase
 from te_hal.quantization.copies import with_copies
@@ -93,6 +93,9 @@ def _as_of_now(quantizer: Quantizer) -> Quantizer:
     """One that makes the same codes later, and tells nobody."""
     made = quantizer.copy()
     made.observer = None
+    if isinstance(made, HybridQuantizer):
+        made.rowwise_quantizer = _as_of_now(made.rowwise_quantizer)
+        made.columnwise_quantizer = _as_of_now(made.columnwise_quantizer)
     if isinstance(made, Float8Quantizer):
         made.scale, made.amax = made.scale.clone(), torch.zeros_like(made.amax)
     return made

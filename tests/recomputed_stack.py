@@ -24,6 +24,8 @@ RECIPES: dict[str, Callable[[], recipe.Recipe]] = {
     "mtfp8": recipe.MTFP8BlockScaling,
     "nvfp4": recipe.NVFP4BlockScaling,
     "custom": lambda: recipe.CustomRecipe(qfactory=requests),
+    "hybrid": lambda: recipe.CustomRecipe(qfactory=hybrids),
+    "override": lambda: recipe.Float8CurrentScaling(backward_override="dequantized"),
 }
 STEPS, SIZE = 2, 32
 
@@ -32,6 +34,14 @@ def requests(role: object) -> object:
     """Delayed scaling for some slots, current scaling for the rest."""
     asks = getattr(role, "tensor_type", None) in ("input", "grad_output")
     return DelayedScalingRequest(amax_history_len=4) if asks else factories.current_scaling_factory(role)
+
+
+def hybrids(role: object) -> object:
+    """Codes of MXFP8 forward, plain products backward."""
+    if getattr(role, "tensor_type", None) not in ("input", "weight"):
+        return te.IdentityQuantizer()
+    rows = factories.mxfp8_factory(role)
+    return te.HybridQuantizer(rowwise_quantizer=rows, columnwise_quantizer=te.IdentityQuantizer())
 
 
 #: How a function is called.
@@ -64,12 +74,12 @@ class Plan(NamedTuple):
 MIDDLE = Plan()
 
 
-def layers(*, fuses: bool = False) -> torch.nn.ModuleList:
+def layers(*, fuses: bool = False, mlp: bool = True) -> torch.nn.ModuleList:
     torch.manual_seed(0)
     given = {"params_dtype": torch.bfloat16, "fuse_wgrad_accumulation": fuses}
     made = [
         te.Linear(SIZE, SIZE, **given),
-        te.LayerNormMLP(SIZE, SIZE, **given),
+        (te.LayerNormMLP if mlp else te.LayerNormLinear)(SIZE, SIZE, **given),
         te.LayerNormLinear(SIZE, SIZE, **given),
         te.Linear(SIZE, SIZE, **given),
     ]
@@ -78,7 +88,7 @@ def layers(*, fuses: bool = False) -> torch.nn.ModuleList:
 
 def train(way: str | None, chosen: recipe.Recipe | None, plan: Plan = MIDDLE) -> list[torch.Tensor]:
     """Outputs, gradients and scaling states of some steps; ``way`` None: without recompute."""
-    model, found = layers(fuses=plan.fuses), []
+    model, found = layers(fuses=plan.fuses, mlp=getattr(chosen, "backward_override", None) is None), []
     for parameter in model.parameters():
         parameter.main_grad = torch.full(parameter.shape, 7.0)  # that the first microbatch overwrites
     for step in range(STEPS):
