@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from te_hal import optimizers
+from te_hal.modules import router
 from te_hal.modules.attention import (
     DotProductAttention,
     MultiheadAttention,
@@ -10,12 +11,23 @@ from te_hal.modules.attention import (
     apply_rotary_pos_emb,
 )
 from te_hal.modules.checkpoint import checkpoint
+from te_hal.modules.cross_entropy import parallel_cross_entropy
 from te_hal.modules.grouped_linear import GroupedLinear
 from te_hal.modules.layernorm import LayerNorm
 from te_hal.modules.layernorm_linear import LayerNormLinear
 from te_hal.modules.layernorm_mlp import LayerNormMLP
 from te_hal.modules.linear import Linear
 from te_hal.modules.memory_report import memory_report
+from te_hal.modules.moe import (
+    Fp8Padding,
+    Fp8Unpadding,
+    moe_permute,
+    moe_permute_and_pad_with_probs,
+    moe_permute_with_probs,
+    moe_sort_chunks_by_index,
+    moe_sort_chunks_by_index_with_probs,
+    moe_unpermute,
+)
 from te_hal.modules.rmsnorm import RMSNorm
 from te_hal.modules.rng_tracker import CudaRNGStatesTracker, RNGStatesTracker
 from te_hal.modules.saved import prepare_for_saving, restore_from_saved
@@ -69,6 +81,8 @@ __all__ = [
     "Float8CurrentScalingQuantizer",
     "Float8Quantizer",
     "Float8Tensor",
+    "Fp8Padding",
+    "Fp8Unpadding",
     "GroupedLinear",
     "HybridQuantizedTensor",
     "HybridQuantizer",
@@ -107,10 +121,18 @@ __all__ = [
     "is_mxfp8_available",
     "is_nvfp4_available",
     "memory_report",
+    "moe_permute",
+    "moe_permute_and_pad_with_probs",
+    "moe_permute_with_probs",
+    "moe_sort_chunks_by_index",
+    "moe_sort_chunks_by_index_with_probs",
+    "moe_unpermute",
     "optimizers",
+    "parallel_cross_entropy",
     "prepare_for_saving",
     "quantized_model_init",
     "restore_from_saved",
+    "router",
 ]
 
 #: Names of transformer_engine.pytorch that are not built yet.
@@ -118,8 +140,6 @@ _LATER = (
     "CusolverMpCtx",
     "Float8BlockwiseQTensorStorage",
     "Float8TensorStorage",
-    "Fp8Padding",
-    "Fp8Unpadding",
     "FusedMLAQUpProjRopeQuant",
     "HybridQuantizedTensorStorage",
     "IdentityTensor",
@@ -139,16 +159,9 @@ _LATER = (
     "interleave_glu_tensor",
     "make_graphed_callables",
     "mark_not_offload",
-    "moe_permute",
-    "moe_permute_and_pad_with_probs",
-    "moe_permute_with_probs",
-    "moe_sort_chunks_by_index",
-    "moe_sort_chunks_by_index_with_probs",
-    "moe_unpermute",
     "newton_schulz",
     "onnx_export",
     "ops",
-    "parallel_cross_entropy",
     "restore_from_func_ctx",
 )
 

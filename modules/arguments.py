@@ -44,6 +44,8 @@ _FEATURES = {
     **dict.fromkeys(("fp8_output", "bf16_backward"), _FP8_ATTENTION),
     "delay_wgrad_compute": "delayed wgrad",
     "symmetric_ar_type": "symmetric-memory all-reduce",
+    **dict.fromkeys(("qb_histogram", "qb_bin_bounds", "qb_histogram_mode"), "quantile balancing"),
+    "max_token_num": "memory set aside for a number of tokens",
     "use_grouped_tensor": "one kernel over all products of GroupedLinear",
     "distribute_saved_activations": _TENSOR_PARALLEL,
     "checkpoint": "recompute",

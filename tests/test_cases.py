@@ -187,6 +187,14 @@ CASES = {
             "quantization/test_golden_state.py::test_microbatches_cache_the_weight_and_accumulate_as_recorded",
         ),
     ),
+    "B54": Case(
+        "fused cross entropy that writes its gradients wrongly",
+        (
+            "modules/test_cross_entropy.py::test_losses_and_gradients_are_torchs_in_float64_and_logits_stay_as_they_are",
+            "modules/test_cross_entropy.py::test_an_ignored_row_gives_exactly_zero_whatever_its_logits",
+            "modules/test_cross_entropy.py::test_recorded_losses_and_gradients_are_reproduced",
+        ),
+    ),
     "B56": Case(
         "variants of Adam that are missing or wrong",
         (
@@ -242,6 +250,14 @@ CASES = {
             "modules/test_rope.py::test_an_offset_is_the_first_position",
         ),
         {"thd": WHOLE_SET},
+    ),
+    "B74": Case(
+        "dropped choices that are sorted wrongly, offsets that wrap",
+        (
+            "modules/test_moe_permute.py::test_dropped_choices_are_absent_and_a_token_without_any_gets_zeros",
+            "modules/test_moe_permute.py::test_a_map_of_indices_is_that_of_a_loop_and_merges_by_its_choices",
+            "modules/test_moe_permute.py::test_rows_are_found_by_64_bit_indices",
+        ),
     ),
     "B77": Case(
         "a weight gradient of an expert without rows that is no zero",

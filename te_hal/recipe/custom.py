@@ -32,8 +32,7 @@ class CustomRecipe(Recipe):
         backward_override: None: the backward is quantized. ``"high_precision"``: dgrad and wgrad multiply the operands
             as they were before the cast; ``"dequantized"``: what the forward's codes stand for. Gradients stay plain
             then. Start value: ``TE_HAL_BACKWARD_OVERRIDE``.
-        quantization_alignment: multiple that groups of rows are padded to; grouped layers are not built, so only the
-            default is taken.
+        quantization_alignment: multiple that te.Fp8Padding pads groups of rows to.
     """
 
     qfactory: Callable[[Any], Any]
@@ -63,13 +62,6 @@ class CustomRecipe(Recipe):
         refuse_attention(self, fp8_dpa=self.fp8_dpa, fp8_mha=self.fp8_mha)
         check_backward_override(self, self.backward_override)
         check_number(self, "quantization_alignment", self.quantization_alignment, (int,), 1)
-        if self.quantization_alignment != _ALIGNMENT:
-            raise UnsupportedError(
-                "CustomRecipe.quantization_alignment",
-                got=str(self.quantization_alignment),
-                accepted=f"{_ALIGNMENT}: no module pads groups of rows yet",
-                todo="leave it out",
-            )
 
     def mode_of(self, role: str) -> ScalingMode:
         """Refused: quantizers tell.

@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 #: File to the pattern that a kept key matches from its start.
 KEPT = {
     "quantizers": r"delayed/|special/|current/|block/|nvfp4ref/",
-    "functional": r"act/|softmax/|gemm/current/|dpa/|rope/|adam/",
+    "functional": r"act/|softmax/|gemm/current/|dpa/|rope/|adam/|moe/|xent/",
     "fused": r".*/(current|delayed)/",
     "fused_blocks": r".*/block[12]d/",
     "state": r"max4/|recent4/|moves/(?!7_calibrating)",

@@ -87,7 +87,6 @@ BAD = {
     "attention": ({"fp8_dpa": True}, UnsupportedError, "fp8_dpa"),
     "override": ({"backward_override": "bf16"}, ArgumentError, "backward_override"),
     "alignment": ({"quantization_alignment": 0}, ArgumentError, "quantization_alignment"),
-    "another alignment": ({"quantization_alignment": 64}, UnsupportedError, "quantization_alignment"),
 }
 
 
