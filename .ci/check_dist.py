@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SHIPPED = {".py", ".pyi", ".typed", ".toml", ".md", ".h", ".mu", ".muh", ".cpp"}
+SHIPPED = {".py", ".pyi", ".typed", ".toml", ".md", ".h", ".mu", ".muh", ".cpp", ".in"}
 
 
 def package_files(folder: Path, name: str) -> set[str]:

@@ -42,13 +42,17 @@ os.register_at_fork(after_in_child=_OPEN.renew_lock)
 class _Refusal(NamedTuple):
     got: str
     accepted: str
-    todo: str = _BUILD
+    todo: str = ""
 
 
-def open_library(path: Path) -> Library:
+def open_library(path: Path, *, build: str = _BUILD) -> Library:
     """The library in a file. Opened and judged the first time; threads that ask meanwhile wait and get the same one.
 
     A refusal is not remembered: the file may be replaced.
+
+    Args:
+        path: the file.
+        build: what a refusal advises, where the library itself is what is wrong.
 
     Raises:
         BackendUnavailableError: it cannot be used; names the file, the case, and the loader's own words.
@@ -57,11 +61,11 @@ def open_library(path: Path) -> Library:
     with _OPEN.lock:
         known = _OPEN.libraries.get(resolved)
         if known is None:
-            known = _OPEN.libraries[resolved] = _open(path)
+            known = _OPEN.libraries[resolved] = _open(path, build)
         return known
 
 
-def _open(path: Path) -> Library:
+def _open(path: Path, build: str) -> Library:
     refusal = _refused_file(path)
     if refusal is None:
         handle, text = _dlopen(path)
@@ -72,7 +76,7 @@ def _open(path: Path) -> Library:
         if handle:
             binding().lib.te_hal_close_library(handle)
     raise BackendUnavailableError(
-        f"kernel library {path}", got=refusal.got, accepted=refusal.accepted, todo=refusal.todo
+        f"kernel library {path}", got=refusal.got, accepted=refusal.accepted, todo=refusal.todo or build
     )
 
 

@@ -14,6 +14,7 @@ from te_hal.cli.conformance import conformance_command
 from te_hal.cli.doctor import doctor
 from te_hal.cli.explain import explain_command
 from te_hal.cli.inspect import inspect
+from te_hal.cli.new_backend import new_backend
 from te_hal.cli.replay import replay_command
 from te_hal.cli.selftest import selftest
 
@@ -48,5 +49,6 @@ app.command()(selftest)
 app.command()(inspect)
 app.command("conformance")(conformance_command)
 app.command("explain")(explain_command)
+app.command("new-backend")(new_backend)
 app.command("replay")(replay_command)
 app.command()(doctor)

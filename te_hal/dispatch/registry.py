@@ -237,6 +237,10 @@ def _sdpa_kernels(value: object) -> bool:
     return isinstance(value, tuple) and all(isinstance(name, str) and name in SDPBackend.__members__ for name in value)
 
 
+def _has_a_function_empty(backend: Backend) -> bool:
+    return backend.allocator is None or callable(getattr(backend.allocator, "empty", None))
+
+
 def _claims_only_served(backend: Backend) -> bool:
     claimed = backend.default_for
     return ANY_DEVICE not in claimed and all(backend.takes(device_type) for device_type in claimed)
@@ -255,5 +259,6 @@ _FIELDS: tuple[tuple[str, Callable[[Backend], bool], str], ...] = (
     ("gemm_copies", lambda b: callable(b.gemm_copies), "a function of layout, format and mode"),
     ("columnwise_order", lambda b: b.columnwise_order in tuple(ColumnwiseOrder), "a ColumnwiseOrder"),
     ("sdpa_kernels", lambda b: _sdpa_kernels(b.sdpa_kernels), f"a tuple of {', '.join(SDPBackend.__members__)}"),
+    ("allocator", _has_a_function_empty, "None, or an object with a function empty(shape, dtype, device)"),
     ("description", lambda b: isinstance(b.description, str), "a line of text"),
 )

@@ -9,9 +9,10 @@ from te_hal.dispatch import current_selection, list_backends
 from te_hal.doctor.check import Check, State
 from te_hal.doctor.installation import installation_checks
 from te_hal.doctor.musa_stack import musa_checks
-from te_hal.doctor.native_stack import native_checks
+from te_hal.doctor.native_stack import foreign_checks, native_checks
 from te_hal.doctor.symptoms import cure_for
 from te_hal.ffi.native import native_of
+from te_hal.ffi.toolchains import TOOLCHAINS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,7 +117,9 @@ def diagnose() -> Diagnosis:
 
 def _diagnose(info: BackendInfo, *, selected: bool) -> BackendDiagnosis:
     native = native_of(info.name)
-    checks = [] if native is None else native_checks(native.target)
+    checks: list[Check] = []
+    if native is not None:
+        checks = native_checks(native.target) if native.target in TOOLCHAINS else foreign_checks(native)
     musa = native is not None and native.target == _MUSA
     if musa:
         checks = musa_checks() + checks

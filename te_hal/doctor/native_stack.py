@@ -12,6 +12,7 @@ from te_hal.ffi.toolchains import TOOLCHAINS, BuildError, compiler_name
 from te_hal.schema.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
+    from te_hal.ffi.native import Native
     from te_hal.schema.errors import TeHalError
 
 
@@ -23,6 +24,19 @@ def native_checks(target: str) -> list[Check]:
     """
     bound = _binding()
     return [bound, _compiler(target), _library(target, usable_binding=bound.state is State.OK)]
+
+
+def foreign_checks(native: Native) -> list[Check]:
+    """Binding and library of a backend whose library te_hal does not build."""
+    bound, layer = _binding(), f"kernel library of {native.backend}"
+    if bound.state is not State.OK:
+        return [bound]
+    try:
+        library = native.library
+    except BackendUnavailableError as error:
+        state = State.ABSENT if error.got == "no such file" else State.WRONG
+        return [bound, Check(layer, state, f"{error.where.removeprefix('kernel library ')}: {error.got}", error.todo)]
+    return [bound, Check(layer, State.OK, f"{library.path}: {', '.join(library.architectures)}")]
 
 
 def _binding() -> Check:

@@ -29,7 +29,8 @@ def certify(session: Session) -> dict[str, Any]:
     """What a session found, as plain data.
 
     ``ops`` has per op the hash of its schema, the cases by how they ended, and the worst error as a share of what the
-    contract allows (None where bytes are compared). ``clean`` is whether the backend may claim conformance.
+    contract allows (None where bytes are compared). ``clean`` is whether the backend may claim conformance, in all ops
+    but those of ``missing``, of which it refuses every case.
     ``digest`` is over everything else: an edited certificate no longer has it.
     """
     document = {
@@ -42,6 +43,7 @@ def certify(session: Session) -> dict[str, Any]:
         "machine": platform.machine(),
         "seconds": round(session.seconds),
         "ops": {op: _op(session, op) for op in SCHEMAS if session.counts(op)},
+        "missing": list(session.missing),
         "refused": _reasons(session, Status.UNSUPPORTED),
         "expected_failures": _reasons(session, Status.EXPECTED),
         "failures": [

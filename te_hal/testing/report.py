@@ -28,6 +28,9 @@ def describe(session: Session) -> str:
     total = len(session.outcomes)
     failed = sum(outcome.status is Status.FAILED for outcome in session.outcomes)
     verdict = "conforms" if session.clean else "does NOT conform"
+    if session.missing:
+        lines.append(f"missing: {', '.join(session.missing)}")
+        verdict += f" in what it has, which lacks {_ops(len(session.missing))}" if session.clean else ""
     if session.clean and any(outcome.status is Status.EXPECTED for outcome in session.outcomes):
         verdict += " but for known failures"
     unwatched = _unwatched(session)
@@ -39,12 +42,17 @@ def describe(session: Session) -> str:
     return "\n".join(lines)
 
 
+def _ops(count: int) -> str:
+    return f"{count} op{'s' if count > 1 else ''}"
+
+
 def _op_line(session: Session, op: str) -> str:
     counts = session.counts(op)
     said = ", ".join(f"{count} {status.value}" for status, count in sorted(counts.items()))
     errors = [o.error for o in session.outcomes if o.op == op and o.error is not None]
     worst = f"; worst error {max(errors):.0%} of its bound" if errors else ""
-    return f"{'FAIL' if counts[Status.FAILED] else 'ok  '} {op}: {said}{worst}"
+    word = "FAIL" if counts[Status.FAILED] else "none" if op in session.missing else "ok"
+    return f"{word:<4} {op}: {said}{worst}"
 
 
 def _failures(op: str, failed: list[Outcome]) -> list[str]:

@@ -44,6 +44,11 @@ class Session:
         """Whether nothing failed and no list entry is stale."""
         return not self.stale and all(outcome.status is not Status.FAILED for outcome in self.outcomes)
 
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Ops of which every case is refused: the backend does not have them."""
+        return tuple(op for op in SCHEMAS if set(self.counts(op)) == {Status.UNSUPPORTED})
+
     def counts(self, op: str) -> Counter[Status]:
         """Cases of an op by how they ended."""
         return Counter(outcome.status for outcome in self.outcomes if outcome.op == op)

@@ -18,9 +18,13 @@ from stub_backends import stub
 import te_hal
 from te_hal.dispatch import register_backend, selection
 from te_hal.doctor import State, diagnose, installation, musa_stack
-from te_hal.doctor.native_stack import native_checks
+from te_hal.doctor.native_stack import foreign_checks, native_checks
 from te_hal.doctor.symptoms import SYMPTOMS, cure_for
 from te_hal.ffi import locations
+from te_hal.ffi.devices import HOST
+from te_hal.ffi.loader import open_library
+from te_hal.ffi.native import _BY_BACKEND, Native
+from te_hal.ffi.toolchains import TOOLCHAINS
 from te_hal.schema.support import Code, Support
 
 
@@ -225,3 +229,32 @@ def test_a_known_failure_has_its_cure(message) -> None:
 def test_every_symptom_is_shown_by_a_message_here_and_other_words_show_none() -> None:
     assert {cure_for(message) for message in MESSAGES} == {symptom.cure for symptom in SYMPTOMS}
     assert cure_for("its board is unplugged") == ""
+
+
+@pytest.fixture
+def foreign(tmp_path):
+    """A native backend of another package, and the file that it looks for."""
+    path = tmp_path / "libboard.so"
+    native = Native("board", "board", HOST, find=lambda: open_library(path, build="run make lib"))
+    yield native, path
+    _BY_BACKEND.pop("board")
+
+
+def test_the_library_of_another_package_is_absent_wrong_or_there(foreign):
+    native_stub.need()
+    native, path = foreign
+    assert foreign_checks(native)[-1].state is State.ABSENT
+    path.write_text("not a library")
+    check = foreign_checks(native)[-1]
+    assert (check.state, check.todo) == (State.WRONG, "run make lib")
+    path.unlink()
+    native_stub.build(path.parent, path.name)
+    check = foreign_checks(native)[-1]
+    assert (check.state, str(path) in check.found) == (State.OK, True)
+
+
+def test_a_backend_of_another_package_with_a_library_is_diagnosed(foreign):
+    assert foreign[0].target not in TOOLCHAINS
+    register_backend(stub("board"))
+    board = next(each for each in diagnose().backends if each.name == "board")
+    assert [check.layer for check in board.checks][-1] in {"kernel library of board", "binding te_hal.ffi._native"}
