@@ -144,7 +144,10 @@ class Fp8Module(ScalingModule):
         self._check_cast(fn)
         self.clear_weight_caches()
         self._plans.clear()
-        return super()._apply(fn, recurse)  # type: ignore[no-any-return,no-untyped-call]
+        before = self.quantized_weights.before_move(self)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.quantized_weights.after_move(self, before)
+        return self
 
     def _check_cast(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Refuse, before anything has changed, to give weights that live in FP8 a nominal dtype that they cannot have.

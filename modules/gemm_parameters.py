@@ -76,7 +76,7 @@ class GemmParameters:
         with torch.no_grad():
             for name in self.weight_names:
                 weight = getattr(module, name)
-                if not weight.is_meta:
+                if not module.quantized_weights.fill(module, name, init_method) and not weight.is_meta:
                     init_method(weight)
             for name in self.bias_names:
                 getattr(module, name).zero_()

@@ -91,7 +91,7 @@ class GroupedParameters:
         with torch.no_grad():
             for name in self.weight_names:
                 weight = getattr(module, name)
-                if not weight.is_meta:
+                if not module.quantized_weights.fill(module, name, init_method) and not weight.is_meta:
                     for each in weight.unbind(0) if self.single_weight else (weight,):
                         init_method(each)
             for name in self.bias_names:

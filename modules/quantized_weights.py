@@ -17,16 +17,19 @@ from te_hal.quantization.linear_calls import linear_copies
 from te_hal.quantization.model_init import current_model_init
 from te_hal.quantization.operand_formats import recipe_formats
 from te_hal.quantization.quantized_tensor import wrap
-from te_hal.schema.errors import ArgumentError, StateError, UnsupportedError
+from te_hal.schema.block_scales import order_of
+from te_hal.schema.errors import ArgumentError, StateError
+from te_hal.schema.storage import QuantizedStorage, StorageKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from te_hal.modules.fp8_module import Fp8Module
     from te_hal.modules.plan import LinearPlan
     from te_hal.quantization import Quantizer
     from te_hal.recipe import Recipe
-    from te_hal.schema.storage import QuantizedStorage
+
+_INITIAL = "_high_precision_init_val"
 
 
 class QuantizedWeights:
@@ -40,9 +43,12 @@ class QuantizedWeights:
     def __init__(self) -> None:
         self.gemm_of: dict[str, int] = {}
         self.recipe: Recipe | None = None
+        self._preserve = False
 
     def quantize(self, module: Fp8Module, names: Sequence[str]) -> None:
         """Replace the weight of the module's next product by a quantized tensor, inside ``quantized_model_init``.
+
+        On the meta device it has no values: they come from :meth:`fill`, or are loaded, once the module is elsewhere.
 
         Args:
             module: whose.
@@ -50,29 +56,94 @@ class QuantizedWeights:
 
         Raises:
             ArgumentError: several of them; a size that FP8 cannot take.
-            UnsupportedError: weights on the meta device.
         """
         wanted = current_model_init()
         if wanted is None or names[0] in self.gemm_of:
             return
         weight, formats = getattr(module, names[0]), recipe_formats(wanted.recipe)
-        _refuse(module, names, weight)
+        _refuse_parts(module, names)
         check_fp8_shape(module.label, names[0], tuple(weight.shape), formats)
-        gemm = len(set(self.gemm_of.values()))
-        self.recipe = wanted.recipe
-        module.use_recipe(wanted.recipe, weight.device)
-        self.gemm_of[names[0]] = gemm
-        backend, dgrad = backend_for(weight.device, "gemm"), torch.is_grad_enabled()
-        made = linear_copies(backend.gemm_copies, formats, dgrad=dgrad, wgrad=dgrad).weight_made
-        quantizer = _weight_quantizer(module, gemm)
-        quantizer.columnwise_order = backend.columnwise_order
-        plain = weight.detach()
-        storage = quantizer.quantize_storage(plain, rowwise=True, columnwise=made.columnwise)
+        self.recipe, self._preserve = wanted.recipe, wanted.preserve
+        self.gemm_of[names[0]] = len(set(self.gemm_of.values()))
+        storage, quantizer = self._stored(module, names[0], weight.detach())
         held = torch.nn.Parameter(wrap(storage, quantizer=quantizer), requires_grad=weight.requires_grad)
         held.__dict__.update({name: value for name, value in weight.__dict__.items() if name != "_is_param"})
-        if wanted.preserve:
-            held._high_precision_init_val = plain.to("cpu", copy=True)  # type: ignore[attr-defined] # noqa: SLF001
+        self._keep_initial_value(held, weight.detach())
         setattr(module, names[0], held)
+
+    def fill(self, module: Fp8Module, name: str, init_method: Callable[[torch.Tensor], Any]) -> bool:
+        """Give a weight that lives in FP8 a new initial value, as when it was made, in place.
+
+        Args:
+            module: whose.
+            name: of the parameter.
+            init_method: called with a plain tensor of the weight's nominal dtype.
+
+        Returns:
+            Whether the weight lives in FP8; if not, nothing was done. On the meta device there is nothing to do.
+        """
+        weight = getattr(module, name)
+        if not isinstance(weight, QuantizedTensor) or name not in self.gemm_of:
+            return False
+        if not weight.is_meta:
+            plain = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+            init_method(plain)
+            module.use_recipe(self.recipe, weight.device)  # type: ignore[arg-type] # there is one
+            quantizer = _weight_quantizer(module, self.gemm_of[name])
+            if isinstance(quantizer, Float8Quantizer):
+                quantizer.scale.fill_(1.0)  # that of the values before says nothing
+            weight._quantizer = quantizer  # noqa: SLF001 - as it was given one
+            with torch.no_grad():
+                weight.quantize_(plain)
+            self._keep_initial_value(weight, plain)
+        return True
+
+    def _stored(self, module: Fp8Module, name: str, plain: torch.Tensor) -> tuple[QuantizedStorage, Quantizer]:
+        """A weight with the copies that the gemms on its device read, by the module's quantizer; meta ones empty."""
+        kind, quantizer = self._kind_on(module, name, plain.device)
+        if plain.is_meta:
+            return QuantizedStorage.empty(kind, tuple(plain.shape), plain.dtype, plain.device), quantizer
+        return quantizer.quantize_storage(plain, rowwise=True, columnwise=kind.columnwise), quantizer
+
+    def _kind_on(self, module: Fp8Module, name: str, device: torch.device) -> tuple[StorageKind, Quantizer]:
+        """What a weight is on a device, rowwise alone where no backend is, and the module's quantizer for it."""
+        recipe: Recipe = self.recipe  # type: ignore[assignment] # there is one where weights live in FP8
+        module.use_recipe(recipe, device)
+        quantizer, columnwise = _weight_quantizer(module, self.gemm_of[name]), False
+        if device.type != "meta":
+            backend, dgrad = backend_for(device, "gemm"), torch.is_grad_enabled()
+            read = linear_copies(backend.gemm_copies, recipe_formats(recipe), dgrad=dgrad, wgrad=dgrad)
+            columnwise = read.weight_made.columnwise
+            quantizer.columnwise_order = order_of(quantizer.mode, backend.columnwise_order)
+        order = quantizer.columnwise_order
+        kind = StorageKind.of(quantizer.format, quantizer.mode, rowwise=True, columnwise=columnwise, order=order)
+        return kind, quantizer
+
+    def _keep_initial_value(self, weight: torch.Tensor, plain: torch.Tensor) -> None:
+        if self._preserve:
+            value = None if plain.is_meta else plain.to("cpu", copy=True)
+            weight._high_precision_init_val = value  # type: ignore[attr-defined] # noqa: SLF001 - as Transformer Engine has it
+
+    def before_move(self, module: Fp8Module) -> dict[str, QuantizedTensor]:
+        """The weights that live in FP8, by name, for :meth:`after_move`."""
+        weights = {name: getattr(module, name) for name in self.gemm_of}
+        return {name: weight for name, weight in weights.items() if isinstance(weight, QuantizedTensor)}
+
+    def after_move(self, module: Fp8Module, before: Mapping[str, QuantizedTensor]) -> None:
+        """Go on after torch has moved or cast the parameters, for which it may have made new ones.
+
+        They keep the preserved initial value; those that leave the meta device get the copies that are read where
+        they are now, still without values.
+        """
+        for name, former in before.items():
+            weight = getattr(module, name)
+            if _INITIAL in former.__dict__:
+                weight.__dict__.setdefault(_INITIAL, former.__dict__[_INITIAL])
+            if former.is_meta and not weight.is_meta and isinstance(weight, QuantizedTensor):
+                kind, quantizer = self._kind_on(module, name, weight.device)
+                storage = QuantizedStorage.empty(kind, tuple(weight.shape), weight.dtype, weight.device)
+                weight.data = wrap(storage, quantizer=quantizer)
+                weight._quantizer = quantizer  # noqa: SLF001 - as it was given one
 
     def bind(self, module: Fp8Module) -> None:
         """Have the weights requantized by the module's quantizers in use, where they are of the weights' recipe."""
@@ -113,20 +184,13 @@ class QuantizedWeights:
                 weight.quantize_(plain)
 
 
-def _refuse(module: Fp8Module, names: Sequence[str], weight: torch.Tensor) -> None:
+def _refuse_parts(module: Fp8Module, names: Sequence[str]) -> None:
     if len(names) > 1:
         raise ArgumentError(
             f"{module.label}: parameters_split",
             got=f"{len(names)} weights inside quantized_model_init",
             accepted="one: its parts would share a scale",
             todo="leave one of the two out",
-        )
-    if weight.is_meta:
-        raise UnsupportedError(
-            f"{module.label}: device",
-            got="meta inside quantized_model_init",
-            accepted="a device with values",
-            todo="make the module where it will live",
         )
 
 

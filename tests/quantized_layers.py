@@ -16,6 +16,7 @@ EVERY = {
     "block": recipe.Float8BlockScaling,
     "mxfp8": recipe.MXFP8BlockScaling,
     "mtfp8": recipe.MTFP8BlockScaling,
+    "nvfp4": recipe.NVFP4BlockScaling,
 }
 
 
@@ -29,6 +30,7 @@ def run(module: torch.nn.Module, name: str, seed: int = 1, **arguments: object) 
     generator = torch.Generator().manual_seed(seed)
     weight = next(p for key, p in module.named_parameters() if key.endswith("weight") and "norm" not in key)
     x = torch.randn(32, 32, generator=generator).to(weight.dtype).requires_grad_()
+    torch.manual_seed(seed)  # of stochastic rounding
     with te.autocast(recipe=EVERY[name]()):
         y = module(x, **arguments)
     y.float().square().sum().backward()

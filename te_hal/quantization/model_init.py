@@ -65,6 +65,9 @@ class quantized_model_init:  # noqa: N801 - Transformer Engine's spelling
     as the module's state says. Biases and norms stay as they are. Such modules run under an autocast of the same
     family of recipes; without one they compute with the dequantized weights. Blocks nest.
 
+    On the meta device weights have codes without values: after ``model.to_empty(device=...)``, call
+    ``reset_parameters()`` of each module, or load a checkpoint.
+
     Args:
         enabled: whether to.
         recipe: any that quantizes weights; None: DelayedScaling with its defaults.

@@ -158,6 +158,24 @@ def _to_copy(tensor: QuantizedTensor, **kwargs: Any) -> Any:  # noqa: ANN401
     return _rewrapped(tensor, storage.with_tensors(storage.tensors(), dtype))
 
 
+def _empty_like(
+    tensor: QuantizedTensor,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    **kwargs: Any,  # noqa: ANN401
+) -> Any:  # noqa: ANN401
+    """A tensor of the same kind whose codes and scales have no defined values, as ``Module.to_empty`` asks for."""
+    if dtype not in (None, *FLOATS) or any(
+        value not in (None, torch.preserve_format, torch.contiguous_format, torch.strided, False)
+        for value in kwargs.values()
+    ):
+        return NotImplemented
+    made = _map_buffers(tensor, lambda buffer: torch.empty_like(buffer, device=device))
+    storage = made.quantized_storage
+    return _rewrapped(tensor, storage.with_tensors(storage.tensors(), dtype))
+
+
 def _copy(destination: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:  # noqa: ANN401
     """Bytes between two of one shape and format; else quantize, or dequantize into a plain destination."""
     if not _is_quantized(destination):
@@ -194,6 +212,7 @@ _KEPT: dict[Any, Callable[..., Any]] = {
     _aten._unsafe_view.default: _view,  # noqa: SLF001 - the operator's name
     _aten.split.Tensor: _split,
     _aten.split_with_sizes.default: _split_with_sizes,
+    _aten.empty_like.default: _empty_like,
     _aten._to_copy.default: _to_copy,  # noqa: SLF001
     _aten.copy_.default: _copy,
 }

@@ -29,7 +29,8 @@ class QuantizedTensor(SeparateBuffers, torch.Tensor):
 
     Torch operations that a format defines keep it quantized: ``detach``, ``clone``, ``view``/``reshape`` (with scales
     per block only where the last dimension stays), ``split``/``chunk`` along the first dimension (where no block is
-    cut; parts refuse in-place operations), ``.to`` of another nominal dtype or device, and ``copy_`` into it: bytes
+    cut; parts refuse in-place operations), ``.to`` of another nominal dtype or device, ``empty_like``, and ``copy_``
+    into it: bytes
     from a tensor of the same shape and kind, quantizing from any other. Other in-place operations, assignment to an
     index among them, dequantize, compute and quantize back. Everything else dequantizes its operands and returns a
     plain tensor: ``q.t()`` and ``q[0]`` are copies, and writing to them does not change ``q``.

@@ -8,7 +8,7 @@ from quantized_layers import RECIPES, quantized, run
 
 import te_hal.modules as te
 from te_hal import recipe
-from te_hal.schema.errors import ArgumentError, ArgumentTypeError, StateError, UnsupportedError
+from te_hal.schema.errors import ArgumentError, ArgumentTypeError, StateError
 
 
 def test_blocks_nest_and_end():
@@ -49,7 +49,6 @@ def test_a_recipe_of_the_family_with_other_blocks_is_refused():
 
 REFUSED = {
     "splits": (lambda: quantized(parameters_split=("a", "b")), ArgumentError, "parameters_split"),
-    "meta": (lambda: quantized(device="meta"), UnsupportedError, "meta inside quantized_model_init"),
     "sizes": (lambda: te_linear(40, 33), ArgumentError, "weight"),
     "a flag": (lambda: te.quantized_model_init(enabled=1), ArgumentTypeError, "enabled"),
     "preserve": (
