@@ -9,6 +9,17 @@ import torch
 
 import te_hal.modules as te
 from te_hal import recipe
+from te_hal.quantization import quantizer_factories
+
+
+def delayed_inputs(role: te.QuantizerRole | None) -> object:
+    """State for some slots, two quantizers in others."""
+    if role is not None and role.tensor_type == "input":
+        return te.DelayedScalingRequest(amax_history_len=4)
+    if role is not None and role.tensor_type == "grad_output":
+        return te.IdentityQuantizer()
+    return quantizer_factories.current_scaling_factory(role)
+
 
 RECIPES = {
     "none": lambda: None,
@@ -17,6 +28,8 @@ RECIPES = {
     "block": recipe.Float8BlockScaling,
     "mxfp8": recipe.MXFP8BlockScaling,
     "mtfp8": recipe.MTFP8BlockScaling,
+    "nvfp4": recipe.NVFP4BlockScaling,
+    "custom": lambda: recipe.CustomRecipe(qfactory=delayed_inputs),
 }
 
 MODULES = {
@@ -27,16 +40,23 @@ MODULES = {
     "LayerNormMLP": lambda: te.LayerNormMLP(32, 64, activation="swiglu", normalization="RMSNorm"),
     "MultiheadAttention": lambda: te.MultiheadAttention(32, 2, attention_dropout=0.0, input_layernorm=True),
     "TransformerLayer": lambda: te.TransformerLayer(32, 64, 2, hidden_dropout=0.0, attention_dropout=0.0),
+    "GroupedLinear": lambda: te.GroupedLinear(2, 32, 64),
 }
 
 CASES = pytest.mark.parametrize(("name", "chosen"), [(name, chosen) for name in MODULES for chosen in RECIPES])
 
 
 def step(module: torch.nn.Module, chosen: str, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    x = torch.randn(32, 1, 32, generator=torch.Generator().manual_seed(seed), requires_grad=True)
+    rows = 64 if isinstance(module, te.GroupedLinear) else 32
+    x = torch.randn(rows, 1, 32, generator=torch.Generator().manual_seed(seed), requires_grad=True)
     of = RECIPES[chosen]()
-    with te.autocast(enabled=of is not None, recipe=of):
-        y = module(x)
+    splits = ([32, 32],) if rows == 64 else ()
+    torch.manual_seed(seed)  # of stochastic rounding
+    with (
+        torch.autocast("cpu", torch.bfloat16, enabled=chosen == "nvfp4"),
+        te.autocast(enabled=of is not None, recipe=of),
+    ):
+        y = module(x, *splits)
     y.square().sum().backward()
     return y.detach(), x.grad
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import safetensors.torch
@@ -13,6 +13,8 @@ import torch
 
 import te_hal.modules as te
 from te_hal import recipe
+from te_hal.quantization import quantizer_factories
+from te_hal.quantization.quantized_tensor import rebuild_quantized_tensor
 from te_hal.schema.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -25,7 +27,27 @@ RECIPES = {
 }
 
 #: Those that a run is resumed under in a new process.
-RESUMED = {**RECIPES, "block": recipe.Float8BlockScaling, "mxfp8": recipe.MXFP8BlockScaling}
+
+
+def delayed_inputs(role: te.QuantizerRole | None) -> object:
+    """State for the inputs, the rest by current scaling."""
+    if role is not None and role.tensor_type == "input":
+        return te.DelayedScalingRequest(amax_history_len=4)
+    return quantizer_factories.current_scaling_factory(role)
+
+
+#: Every recipe, and weights that live in FP8 and FP4.
+RESUMED = {
+    "delayed": RECIPES["delayed"],
+    "current": RECIPES["current"],
+    "block": recipe.Float8BlockScaling,
+    "mxfp8": recipe.MXFP8BlockScaling,
+    "mtfp8": recipe.MTFP8BlockScaling,
+    "nvfp4": recipe.NVFP4BlockScaling,
+    "custom": lambda: recipe.CustomRecipe(qfactory=delayed_inputs),
+    "delayed_weights": RECIPES["delayed"],
+    "nvfp4_weights": recipe.NVFP4BlockScaling,
+}
 
 #: Module, torch's module of the same parameters, and Transformer Engine's keys.
 PAIRS = {
@@ -233,13 +255,16 @@ def test_saving_what_was_loaded_gives_the_same_bytes_and_its_size_stays(name, ch
 def train(name: str, start: int, stop: int, path: Path) -> list[str]:
     """Train from step to step, from a checkpoint unless it is the first; save, and return the losses."""
     torch.manual_seed(0)
-    model = torch.nn.Sequential(te.LayerNorm(32), te.Linear(32, 64), torch.nn.GELU(), te.Linear(64, 32))
-    optimizer = te.optimizers.FusedAdam(model.parameters(), lr=1e-2)
+    chosen, losses = RESUMED[name](), []
+    quantized = name.endswith("_weights")
+    with te.quantized_model_init(enabled=quantized, recipe=chosen if quantized else None):
+        model = torch.nn.Sequential(te.LayerNorm(32), te.Linear(32, 64), torch.nn.GELU(), te.Linear(64, 32))
+    optimizer = te.optimizers.FusedAdam(model.parameters(), lr=1e-2, master_weights=quantized)
     if start:
-        saved = torch.load(path, weights_only=True)
+        saved = loaded(path)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-    chosen, losses = RESUMED[name](), []
+        torch.set_rng_state(saved["rng"])  # stochastic rounding draws its seeds there
     for step in range(start, stop):
         generator = torch.Generator().manual_seed(step)
         x, target = torch.randn(64, 32, generator=generator), torch.randn(64, 32, generator=generator)
@@ -250,8 +275,14 @@ def train(name: str, start: int, stop: int, path: Path) -> list[str]:
         loss.backward()
         optimizer.step()
         losses.append(loss.item().hex())
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()}
+    torch.save(saved, path)
     return losses
+
+
+def loaded(path: Path) -> dict[str, Any]:
+    with torch.serialization.safe_globals([rebuild_quantized_tensor]):
+        return torch.load(path, weights_only=True)
 
 
 def train_in_a_new_process(start: int, stop: int, paths: dict[str, Path]) -> dict[str, list[str]]:
@@ -266,7 +297,7 @@ def train_in_a_new_process(start: int, stop: int, paths: dict[str, Path]) -> dic
 
 
 def test_ten_steps_equal_five_and_five_more_in_a_new_process(tmp_path):
-    names = ["delayed", "current", "block", "mxfp8"]
+    names = list(RESUMED)
     halves = {name: tmp_path / f"{name}_half.pt" for name in names}
     straight = {name: train(name, 0, 10, tmp_path / f"{name}_straight.pt") for name in names}
     first = {name: train(name, 0, 5, halves[name]) for name in names}
@@ -274,9 +305,10 @@ def test_ten_steps_equal_five_and_five_more_in_a_new_process(tmp_path):
     for name in names:
         assert len(set(straight[name])) == 10
         assert first[name] + second[name] == straight[name]
-        whole, half = (torch.load(tmp_path / f"{name}_{part}.pt", weights_only=True) for part in ("straight", "half"))
+        whole, half = (loaded(tmp_path / f"{name}_{part}.pt") for part in ("straight", "half"))
         assert all(torch.equal(whole["model"][key], half["model"][key]) for key in whole["model"])
-        assert (whole["model"]["1._extra_state"].numel() > 0) == (name == "delayed")
+        keeps_state = name in ("delayed", "custom", "delayed_weights")
+        assert (whole["model"]["1._extra_state"].numel() > 0) == keeps_state
 
 
 def test_a_refused_extra_state_names_its_key_and_leaves_the_weights():
