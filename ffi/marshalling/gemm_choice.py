@@ -110,7 +110,7 @@ class VendorGemm:
             if factors is not None and product.fits(factors, result):
                 return product.multiply(factors, result)
         left, right = block_matmul.dequantized(native, a, b, layout)
-        return plain_matmul.multiply(left, right, [], result, fp32_product=self.fp32_product)
+        return plain_matmul.multiply(left, right, [], result, fp32_product=self.fp32_product, dequantized=True)
 
     def supports(self, native: Native, call: Call) -> Support:
         """The library's answer; of a gemm, a yes that says which way it goes."""

@@ -39,7 +39,13 @@ class Result(NamedTuple):
 
 
 def multiply(
-    left: torch.Tensor, right: torch.Tensor, scales: list[torch.Tensor], result: Result, *, fp32_product: bool
+    left: torch.Tensor,
+    right: torch.Tensor,
+    scales: list[torch.Tensor],
+    result: Result,
+    *,
+    fp32_product: bool,
+    dequantized: bool = False,
 ) -> torch.Tensor:
     """``left @ right`` times the scales, plus bias, plus what ``out`` holds if asked, rounded once.
 
@@ -49,9 +55,17 @@ def multiply(
         scales: fp32, one element each; none, one or two.
         result: what becomes of the product.
         fp32_product: torch.mm multiplies 16-bit operands into fp32 on this device.
+        dequantized: an operand was quantized. The product is then always fp32: one that torch rounds may have been
+            split, and its parts rounded to 16 bits before they were added (torch.backends.cuda.matmul, flag
+            allow_bf16_reduced_precision_reduction, which is set by default).
     """
     addends = result.addends()
-    once = not scales and len(addends) <= 1 and all(x.dtype == result.dtype for x in (left, right, *addends))
+    once = (
+        not dequantized
+        and not scales
+        and len(addends) <= 1
+        and all(x.dtype == result.dtype for x in (left, right, *addends))
+    )
     if once:
         return _rounded_by_torch(left, right, addends, result)
     product = _fp32_product(left, right, fp32_product=fp32_product)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
+from te_hal.modules.attention.cut import cut
+
+if TYPE_CHECKING:
+    import torch
 
 
 class HeadLayout(NamedTuple):
@@ -36,20 +39,20 @@ class HeadLayout(NamedTuple):
     def query_key_value(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """``[..., query_size + 2 * key_size]`` as ``[..., heads, channels]`` and twice ``[..., groups, channels]``."""
         if not self.interleaved:
-            query, key, value = torch.split(mixed, [self.query_size, self.key_size, self.key_size], -1)
+            query, key, value = cut(mixed, [self.query_size, self.key_size, self.key_size], -1)
             return self._heads(query), self._heads(key), self._heads(value)
         each = self.heads // self.groups
         grouped = mixed.reshape(*mixed.shape[:-1], self.groups, each + 2, self.channels)
-        query, key, value = torch.split(grouped, [each, 1, 1], -2)
+        query, key, value = cut(grouped, [each, 1, 1], -2)
         return query.flatten(-3, -2), key.flatten(-3, -2), value.flatten(-3, -2)
 
     def key_value(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """``[..., 2 * key_size]`` as twice ``[..., groups, channels]``."""
         if not self.interleaved:
-            key, value = torch.split(mixed, [self.key_size, self.key_size], -1)
+            key, value = cut(mixed, [self.key_size, self.key_size], -1)
             return self._heads(key), self._heads(value)
         grouped = mixed.reshape(*mixed.shape[:-1], self.groups, 2 * self.channels)
-        key, value = torch.split(grouped, [self.channels, self.channels], -1)
+        key, value = cut(grouped, [self.channels, self.channels], -1)
         return key, value
 
     def query(self, projected: torch.Tensor) -> torch.Tensor:

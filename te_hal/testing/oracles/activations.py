@@ -127,8 +127,12 @@ def backward(given: dict[str, Any]) -> dict[str, Due]:
 def _slope(
     function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, *, nan_stays: bool = True
 ) -> torch.Tensor:
-    """Of each element's result. ``nan_stays``: NaN at NaN, where torch's relu has none."""
-    variable = x.detach().clone().requires_grad_()
+    """Of each element's result. ``nan_stays``: NaN at NaN, where torch's relu has none.
+
+    gelu's is at its limits long before 64, and at infinity, where autograd would multiply infinity with zero.
+    """
+    near = x.clamp(-64.0, 64.0) if function is _gelu else x
+    variable = near.detach().clone().requires_grad_()
     with torch.enable_grad():
         (slope,) = torch.autograd.grad(function(variable).sum(), variable)
     return slope.masked_fill(x.isnan(), float("nan")) if nan_stays else slope
