@@ -10,6 +10,7 @@ from te_hal.modules.arguments import check_size
 from te_hal.modules.grouped_splits import checked_splits
 from te_hal.modules.moe.checks import check_rows
 from te_hal.modules.moe.row_functions import NOBODY, GatherRows
+from te_hal.modules.recompute import recomputable
 from te_hal.modules.transforms import run_eagerly
 from te_hal.quantization.autocast import current_frame
 from te_hal.quantization.availability import get_default_recipe
@@ -76,6 +77,7 @@ class Fp8Padding(_Padding):
     """
 
     @run_eagerly
+    @recomputable
     def forward(self, inp: torch.Tensor, m_splits: Sequence[int] | torch.Tensor) -> tuple[torch.Tensor, list[int]]:
         """Pad.
 
@@ -97,6 +99,7 @@ class Fp8Unpadding(_Padding):
     """Strips what :class:`Fp8Padding` has added; arguments as there."""
 
     @run_eagerly
+    @recomputable
     def forward(self, inp: torch.Tensor, m_splits: Sequence[int] | torch.Tensor) -> torch.Tensor:
         """Strip.
 

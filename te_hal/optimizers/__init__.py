@@ -8,5 +8,31 @@ from __future__ import annotations
 
 from te_hal.optimizers.fused_adam import FusedAdam
 from te_hal.optimizers.fused_sgd import FusedSGD
+from te_hal.optimizers.multi_tensor import (
+    LATER,
+    MultiTensorApply,
+    later,
+    multi_tensor_adam,
+    multi_tensor_applier,
+    multi_tensor_l2norm,
+    multi_tensor_scale,
+    multi_tensor_unscale_l2norm,
+)
 
-__all__ = ["FusedAdam", "FusedSGD"]
+__all__ = [
+    "FusedAdam",
+    "FusedSGD",
+    "MultiTensorApply",
+    "multi_tensor_adam",
+    "multi_tensor_applier",
+    "multi_tensor_l2norm",
+    "multi_tensor_scale",
+    "multi_tensor_unscale_l2norm",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in LATER:
+        raise later(name)
+    msg = f"module 'te_hal.optimizers' has no attribute {name!r}"
+    raise AttributeError(msg)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 
@@ -189,18 +189,49 @@ class FusedAdam(FusedOptimizer):
         moments: tuple[list[torch.Tensor], list[torch.Tensor]],
     ) -> None:
         """The formulas of the class, on fp32 lists; values and moments in place."""
-        (first, second), (beta1, beta2), decay = moments, group["betas"], group["weight_decay"]
-        if decay and not self.adam_w_mode:
-            gradients = torch._foreach_add(gradients, values, alpha=decay)  # type: ignore[assignment] # noqa: SLF001
-        torch._foreach_mul_(first, beta1)
-        torch._foreach_add_(first, gradients, alpha=1 - beta1)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_addcmul_(second, gradients, gradients, value=1 - beta2)
-        step, corrected = group["step"], group["bias_correction"]
-        denominator = torch._foreach_div(second, 1 - beta2**step if corrected else 1.0)  # noqa: SLF001
-        torch._foreach_sqrt_(denominator)
-        torch._foreach_add_(denominator, group["eps"])
-        if decay and self.adam_w_mode:
-            torch._foreach_mul_(values, 1 - group["lr"] * decay)
-        size = group["lr"] / (1 - beta1**step if corrected else 1.0)
-        torch._foreach_addcdiv_(values, first, denominator, value=-size)
+        settings = AdamSettings(
+            group["lr"],
+            group["betas"],
+            group["eps"],
+            group["weight_decay"],
+            group["step"],
+            decoupled=self.adam_w_mode,
+            bias_correction=group["bias_correction"],
+        )
+        adam_update(values, gradients, moments, settings)
+
+
+class AdamSettings(NamedTuple):
+    """What a step of Adam depends on besides tensors, as FusedAdam has it; ``step`` counts this one."""
+
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    step: int
+    decoupled: bool
+    bias_correction: bool
+
+
+def adam_update(
+    values: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    moments: tuple[list[torch.Tensor], list[torch.Tensor]],
+    settings: AdamSettings,
+) -> None:
+    """A step by FusedAdam's formulas, on fp32 lists; values and moments in place."""
+    lr, (beta1, beta2), eps, decay, step, decoupled, corrected = settings
+    first, second = moments
+    if decay and not decoupled:
+        gradients = torch._foreach_add(gradients, values, alpha=decay)  # type: ignore[assignment] # noqa: SLF001
+    torch._foreach_mul_(first, beta1)
+    torch._foreach_add_(first, gradients, alpha=1 - beta1)
+    torch._foreach_mul_(second, beta2)
+    torch._foreach_addcmul_(second, gradients, gradients, value=1 - beta2)
+    denominator = torch._foreach_div(second, 1 - beta2**step if corrected else 1.0)  # noqa: SLF001
+    torch._foreach_sqrt_(denominator)
+    torch._foreach_add_(denominator, eps)
+    if decay and decoupled:
+        torch._foreach_mul_(values, 1 - lr * decay)
+    size = lr / (1 - beta1**step if corrected else 1.0)
+    torch._foreach_addcdiv_(values, first, denominator, value=-size)
