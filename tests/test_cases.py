@@ -79,6 +79,15 @@ CASES = {
             "backends/cpu_reference/test_norm.py::test_hugging_faces_order_of_casts_is_another_one",
         ),
     ),
+    "B19": Case(
+        "the backward of a reference gemm: bias added again, gelu's input ignored, three dimensions lost",
+        (
+            "ops/test_backward_of_linear.py::test_the_gradients_of_gelu_of_a_linear_layer_are_those_of_autograd",
+            "ops/test_backward_of_linear.py::test_a_product_of_the_backward_takes_no_bias",
+            "ops/test_backward_of_linear.py::test_three_dimensions_are_refused_and_never_flattened",
+            "ops/test_backward_of_linear.py::test_a_layer_keeps_leading_dimensions_in_its_output_and_gradient",
+        ),
+    ),
     "B20": Case(
         "a bias of another dtype than the output",
         (
@@ -306,6 +315,16 @@ CASES = {
             "dispatch/test_policy.py::test_nobody_left_is_one_error_with_every_reason",
             "dispatch/test_discovery.py::test_a_backend_that_fails_to_load_is_listed_with_its_reason_and_the_rest_works",
             "modules/test_plan.py::test_a_listed_fallback_takes_the_missing_kernel_and_counts",
+        ),
+    ),
+    "B92": Case(
+        "device kernels that are plausible but wrong",
+        (
+            "testing/test_plausible_faults.py::test_a_run_of_the_kit_names_the_op",
+            "testing/test_plausible_faults.py::test_a_run_beside_the_reference_names_the_op",
+            "testing/test_plausible_faults.py::test_denying_the_op_gives_right_results_again",
+            "dispatch/test_policy_lists.py::test_a_denied_op_goes_to_the_fallback_counted_and_announced",
+            "dispatch/test_processes.py::test_a_policy_file_and_variables_are_in_force_from_the_start",
         ),
     ),
     "B95": Case(
