@@ -199,7 +199,7 @@ def test_a_weight_takes_1_byte_an_element_or_0_6_and_its_making_one_layer_more(n
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_a_model_converted_layer_by_layer_holds_one_quantized_layer_more_at_most(name):
+def test_converting_layer_by_layer_takes_one_quantized_layer_more(name):
     chosen, bound, working = SIZES[name]
 
     def convert() -> torch.nn.Module:
