@@ -200,6 +200,10 @@ CASES = {
             "quantization/test_golden_state.py::test_microbatches_cache_the_weight_and_accumulate_as_recorded",
         ),
     ),
+    "B52": Case(
+        "delayed weight gradients overwrite what is there",
+        ("modules/test_delayed_wgrad.py::test_two_rounds_add_up_to_the_gradients_of_two_backwards",),
+    ),
     "B54": Case(
         "fused cross entropy that writes its gradients wrongly",
         (
