@@ -74,11 +74,11 @@ class Target(NamedTuple):
 
     Attributes:
         names: of the parameters, whose rows follow one another.
-        index: of the product in a stacked parameter; None: the parameters are its own.
+        product: its number in a stacked parameter; None: the parameters are its own.
     """
 
     names: tuple[str, ...]
-    index: int | None = None
+    product: int | None = None
 
 
 class DelaysWgrad:
@@ -138,14 +138,14 @@ class DelaysWgrad:
         start = 0
         for name in target.names:
             parameter: torch.Tensor = getattr(self, name)
-            rows = parameter.shape[0] if target.index is None else parameter.shape[1]
+            rows = parameter.shape[0] if target.product is None else parameter.shape[1]
             part, start = gradient[start : start + rows], start + rows
             if not parameter.requires_grad:
                 continue
-            if target.index is not None:
+            if target.product is not None:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-                parameter.grad[target.index].add_(part)
+                parameter.grad[target.product].add_(part)
             elif parameter.grad is None:
                 parameter.grad = part.to(parameter.dtype)
             else:

@@ -103,8 +103,8 @@ class LayerNormLinear(Fp8Module):
         delay_wgrad_compute: as in Linear.
         name: for messages.
         sequence_parallel, tp_group, tp_size, parallel_mode, return_layernorm_output_gathered, ub_overlap_ag,
-            ub_overlap_rs, ub_overlap_rs_dgrad, ub_bulk_wgrad, ub_bulk_dgrad, ub_name, symmetric_ar_type: of later features;
-            anything but the default is refused by name.
+            ub_overlap_rs, ub_overlap_rs_dgrad, ub_bulk_wgrad, ub_bulk_dgrad, ub_name, symmetric_ar_type: of later
+            features; anything but the default is refused by name.
 
     Raises:
         UnsupportedError: an argument of a later feature.
