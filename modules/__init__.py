@@ -13,6 +13,7 @@ from te_hal.modules.attention import (
 from te_hal.modules.checkpoint import checkpoint
 from te_hal.modules.cross_entropy import parallel_cross_entropy
 from te_hal.modules.grouped_linear import GroupedLinear
+from te_hal.modules.inference import InferenceParams
 from te_hal.modules.layernorm import LayerNorm
 from te_hal.modules.layernorm_linear import LayerNormLinear
 from te_hal.modules.layernorm_mlp import LayerNormMLP
@@ -87,6 +88,7 @@ __all__ = [
     "HybridQuantizedTensor",
     "HybridQuantizer",
     "IdentityQuantizer",
+    "InferenceParams",
     "LayerNorm",
     "LayerNormLinear",
     "LayerNormMLP",
@@ -144,7 +146,6 @@ _LATER = (
     "HybridQuantizedTensorStorage",
     "IdentityTensor",
     "IdentityTensorStorage",
-    "InferenceParams",
     "MXFP8TensorStorage",
     "ManualOffloadSynchronizer",
     "NVFP4TensorStorage",

@@ -22,6 +22,18 @@ NVFP4_MULTIPLE = 16
 MXFP8_MULTIPLE = 32
 
 
+def row_multiple(formats: Formats) -> int:
+    """What the number of rows of a product's operand must be a multiple of, by what the operands become."""
+    if _becomes_mxfp8(formats):
+        return MXFP8_MULTIPLE
+    nvfp4 = any(of is not None and of.mode in NVFP4_MODES for of in formats.operands)
+    return NVFP4_MULTIPLE if nvfp4 else LEADING_MULTIPLE
+
+
+def _becomes_mxfp8(formats: Formats) -> bool:
+    return any(of is not None and of.mode is ScalingMode.MXFP8 for of in formats.operands)
+
+
 def check_fp8_shape(
     module: str,
     role: str,
@@ -43,11 +55,7 @@ def check_fp8_shape(
         ArgumentError: names the operand, the size, the multiple, and the way out.
     """
     leading, last = math.prod(shape[:-1]), shape[-1]
-    of_leading, of_last = LEADING_MULTIPLE, LAST_MULTIPLE
-    if any(of is not None and of.mode is ScalingMode.MXFP8 for of in formats.operands):
-        of_leading = of_last = MXFP8_MULTIPLE
-    elif any(of is not None and of.mode in NVFP4_MODES for of in formats.operands):
-        of_leading = NVFP4_MULTIPLE
+    of_leading, of_last = row_multiple(formats), MXFP8_MULTIPLE if _becomes_mxfp8(formats) else LAST_MULTIPLE
     if leading % of_leading:
         raise _error(module, role, shape, f"{names[0]}, {leading}", of_leading, -(-leading // of_leading) * of_leading)
     if last % of_last:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from te_hal.dispatch import backend_for, current_memo, resolve
+from te_hal.modules.attention.bias import NO_BIAS
+from te_hal.modules.attention.softmax_type import VANILLA
 from te_hal.schema.support import Call
 
 if TYPE_CHECKING:
@@ -38,19 +40,31 @@ class AttentionKey(NamedTuple):
         dtype: of queries, keys and values.
         device: theirs.
         causal: as softmax_fwd has it.
-        masked: whether a mask tensor hides keys.
-        square: as many queries as keys.
+        windowed: keys are hidden that are far from the query, or a diagonal is in force that torch does not know.
+        masked: whether a mask tensor hides keys, that of packed sequences aside.
+        mask_tensor: whether softmax_fwd gets a mask tensor, which may hold the window, too.
+        sees_something: every query is known to see a key.
         empty: no queries or no keys at all.
+        packed: sequences lie in one row of tokens.
+        bias: type of the bias.
+        softmax_type: of softmax_type.TYPES.
+        tells_largest: the largest score is asked for.
         always_written_out: the user's wish.
     """
 
     dtype: torch.dtype
     device: torch.device
     causal: str
+    windowed: bool
     masked: bool
-    square: bool
+    mask_tensor: bool
+    sees_something: bool
     empty: bool
-    always_written_out: bool
+    packed: bool = False
+    bias: str = NO_BIAS
+    softmax_type: str = VANILLA
+    tells_largest: bool = False
+    always_written_out: bool = False
 
 
 class AttentionPlan(NamedTuple):
@@ -75,10 +89,9 @@ def make_plan(key: AttentionKey) -> AttentionPlan:
     reason = _why_written_out(key)
     if reason is None:
         kernels = backend_for(key.device).sdpa_kernels
-        choice = Choice(TORCH, "torch's kernels compute the same thing and keep no scores", kernels)
-        return AttentionPlan(key, memo, choice, None, None)
+        return AttentionPlan(key, memo, Choice(TORCH, _why_torch(key), kernels), None, None)
     scores = torch.float32
-    forward: dict[str, Kind] = {"input": scores, "mask": torch.bool if key.masked else None}
+    forward: dict[str, Kind] = {"input": scores, "mask": torch.bool if key.mask_tensor else None}
     backward: dict[str, Kind] = {"grad_output": scores, "output": key.dtype}
     flags = {"causal": key.causal, "out_dtype": key.dtype}
     return AttentionPlan(
@@ -90,14 +103,30 @@ def make_plan(key: AttentionKey) -> AttentionPlan:
     )
 
 
+def _why_torch(key: AttentionKey) -> str:
+    same = "torch's kernels compute the same thing and keep no scores"
+    if key.packed:
+        return f"{same}, sequence by sequence"
+    return f"{same}, under a mask of the window that all heads share" if key.windowed else same
+
+
+_NAN = "leave a query without keys: its result is 0, while torch's kernels give NaN or 0 by version"
+
+
 def _why_written_out(key: AttentionKey) -> str | None:
-    """What torch's kernels would do otherwise; None: nothing."""
-    if key.always_written_out:
-        return "always_written_out is set"
-    if key.empty:
-        return "there are no queries or no keys, which torch's kernels do not define"
-    if key.masked:
-        return "a mask may leave a query without keys: its result is 0, while torch's kernels give NaN or 0 by version"
-    if key.causal == "bottom_right" and not key.square:
-        return "torch's kernels align the causal mask top left, which differs where queries and keys are not as many"
-    return None
+    """What torch's kernels would do otherwise, the first reason of several; None: nothing."""
+    adds = f"softmax_type {key.softmax_type!r} adds to the sum under the softmax, which torch's kernels do not"
+    reasons = (
+        (key.always_written_out, "always_written_out is set"),
+        (key.empty, "there are no queries or no keys, which torch's kernels do not define"),
+        (key.tells_largest, "return_max_logit asks for the largest score, which torch's kernels do not tell"),
+        (key.softmax_type != VANILLA, adds),
+        (key.bias != NO_BIAS, f"{key.bias} is added in fp32 and may need a gradient, which not all of torch's can"),
+        (key.masked, f"a mask may {_NAN}"),
+        (
+            key.windowed and key.packed,
+            "torch's kernels know no window, and no diagonal but one from the first query and key of a sequence",
+        ),
+        (key.windowed and not key.sees_something, f"a window may {_NAN}"),
+    )
+    return next((reason for holds, reason in reasons if holds), None)

@@ -6,34 +6,39 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed
 from te_hal.modules.arguments import check_callable, check_size
-from te_hal.modules.attention import torch_kernels
-from te_hal.modules.attention.choice import TORCH, AttentionKey, AttentionPlan, make_plan
+from te_hal.modules.attention.call import attention_call, operands
+from te_hal.modules.attention.choice import AttentionKey, AttentionPlan, make_plan
+from te_hal.modules.attention.execution import run
 from te_hal.modules.attention.later import refuse_later_attention
-from te_hal.modules.attention.layout import check_format, heads_first, heads_merged
-from te_hal.modules.attention.masks import RULES, hidden_keys, mask_type
+from te_hal.modules.attention.layout import check_format
+from te_hal.modules.attention.masks import mask_type
 from te_hal.modules.attention.sizes import (
     check_attention_type,
     check_groups,
     check_probability,
     check_scale,
-    check_sizes,
     head_channels,
 )
-from te_hal.modules.attention.written_out import Settings, WrittenOut
+from te_hal.modules.attention.softmax_type import LEARNABLE, VANILLA, check_softmax_type
+from te_hal.modules.attention.visibility import check_window, is_bottom_right
+from te_hal.modules.attention.with_cache import attention_with_cache
+from te_hal.modules.device import parameter_device
 from te_hal.modules.label import Labelled
 from te_hal.modules.plan_cache import PlanCache
 from te_hal.modules.rng_tracker import forked
 from te_hal.modules.state_dict import OptionalExtraState
 from te_hal.modules.transforms import refuse_transforms, run_eagerly
-from te_hal.quantization import QuantizedTensor
 from te_hal.quantization.autocast import note_module
+from te_hal.schema.errors import ArgumentError
+from te_hal.schema.flags import check_flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from te_hal.modules.attention.call import AttentionCall
     from te_hal.modules.attention.choice import Choice
+    from te_hal.modules.inference import InferenceParams
 
 
 class DotProductAttention(Labelled, OptionalExtraState, torch.nn.Module):
@@ -49,25 +54,35 @@ class DotProductAttention(Labelled, OptionalExtraState, torch.nn.Module):
         num_gqa_groups: heads of keys and values, a divisor of ``num_attention_heads``: each serves as many query heads
             that follow one another. None: one each.
         attention_dropout: share of probabilities dropped in training mode.
-        qkv_format: "sbhd" or "bshd".
-        attn_mask_type: "no_mask", "causal", "causal_bottom_right", "padding", "padding_causal" or "arbitrary".
+        qkv_format: "sbhd", "bshd", or "thd": the tokens of all sequences in one row.
+        attn_mask_type: "no_mask", "causal", "causal_bottom_right", "padding", "padding_causal",
+            "padding_causal_bottom_right" or "arbitrary".
+        window_size: how many keys left and right of its own place a query sees, -1 for all, what the mask type hides
+            aside; None: (-1, 0) under a causal mask type, else (-1, -1).
+        bottom_right_diagonal: whether a query's own place, for windows and ALiBi, is counted from the last key instead
+            of the first; None: as a causal mask type says, else True.
         get_rng_state_tracker: gives the RNG tracker under whose fork dropout draws; None: it draws outside of any.
-        layer_number: position in the model, for messages; changes no number.
-        attention_type: "self" or "cross"; changes no number.
+        layer_number: position in the model, from 1: which cache of ``inference_params`` is its own.
+        attention_type: "self": packed keys have the queries' sequences where nothing else is said; or "cross".
         softmax_scale: of the scores, positive; None: 1 / sqrt(channels of a query head).
+        softmax_type: "vanilla"; "off-by-one": 1 joins the sum under the softmax; "learnable": exp(softmax_offset) does.
+        return_max_logit: also return the largest score of each head.
         name: for messages.
-        window_size, bottom_right_diagonal, sequence_parallel, tp_size, tp_group, cp_group, cp_global_ranks, cp_stream,
-            cp_comm_type, softmax_type, return_max_logit: of later features; anything but the default is refused by
-            name.
+        sequence_parallel, tp_size, tp_group, cp_group, cp_global_ranks, cp_stream, cp_comm_type: of later features;
+            anything but the default is refused by name.
 
     Attributes:
         always_written_out: set it to have attention written out whatever torch can do, for comparison.
+        softmax_offset: ``[num_attention_heads]``, fp32: with "learnable" a parameter that starts at 0, with
+            "off-by-one" zeros, else None.
 
     Raises:
-        UnsupportedError: an argument of a later feature, or a mask type or format that is not here yet.
-        ArgumentError: head counts that do not divide, an unknown mask type, format or attention type, a probability
-            outside [0, 1).
+        UnsupportedError: an argument of a later feature.
+        ArgumentError: head counts that do not divide, an unknown mask, softmax or attention type or format, a window
+            that is none or contradicts the mask type, a probability outside [0, 1).
     """
+
+    softmax_offset: torch.Tensor | None
 
     #: Transformer Engine 1.6 and 1.7 had it there.
     former_extra_states = ("fused_attention._extra_state",)
@@ -112,8 +127,26 @@ class DotProductAttention(Labelled, OptionalExtraState, torch.nn.Module):
         self.layer_number = None if layer_number is None else check_size(f"{kind}: layer_number", layer_number)
         self.attention_type = check_attention_type(kind, attention_type)
         self.softmax_scale = check_scale(kind, softmax_scale, self.key_channels)
+        check_window(kind, window_size, self.attn_mask_type)
+        self.window_size = None if window_size is None else (window_size[0], window_size[1])
+        is_bottom_right(kind, bottom_right_diagonal, self.attn_mask_type, standing=None)
+        self.bottom_right_diagonal = bottom_right_diagonal
+        check_flags(kind, {"return_max_logit": return_max_logit})
+        self.return_max_logit = return_max_logit
+        self.softmax_type = check_softmax_type(kind, softmax_type)
+        self._make_offset()
         self.always_written_out = False
         self._plans: PlanCache[AttentionKey, AttentionPlan] = PlanCache(make_plan)
+
+    def _make_offset(self) -> None:
+        if self.softmax_type == VANILLA:
+            self.softmax_offset = None
+            return
+        zeros = torch.zeros(self.num_attention_heads, dtype=torch.float32, device=parameter_device(None))
+        if self.softmax_type == LEARNABLE:
+            self.softmax_offset = torch.nn.Parameter(zeros)
+        else:
+            self.register_buffer("softmax_offset", zeros, persistent=False)
 
     @run_eagerly
     def forward(  # noqa: D417 - arguments of later features are named together
@@ -137,7 +170,7 @@ class DotProductAttention(Labelled, OptionalExtraState, torch.nn.Module):
         core_attention_bias: torch.Tensor | None = None,
         alibi_slopes: torch.Tensor | None = None,
         fast_zero_fill: bool = True,
-        inference_params: object = None,
+        inference_params: InferenceParams | None = None,
         pad_between_seqs: bool | None = None,
         fp8_output: bool = False,
         bf16_backward: bool = False,
@@ -146,108 +179,105 @@ class DotProductAttention(Labelled, OptionalExtraState, torch.nn.Module):
         qkv_layer: torch.Tensor | None = None,
         kv_layer: torch.Tensor | None = None,
         qkv_interleave_dim: int = -3,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Attend.
 
         Args:
-            query_layer: ``[sq, b, h, d]`` ("sbhd") or ``[b, sq, h, d]`` ("bshd"), with h heads of d channels.
-            key_layer: ``[sk, b, g, d]`` or ``[b, sk, g, d]``, with g = num_gqa_groups.
+            query_layer: ``[sq, b, h, d]`` ("sbhd"), ``[b, sq, h, d]`` ("bshd") or ``[t, h, d]`` ("thd"), with h heads
+                of d channels.
+            key_layer: the same for keys, with g = num_gqa_groups heads.
             value_layer: the same, with the channels of values.
-            attention_mask: bool, True hides. Under "padding" and "padding_causal" ``[b, 1, 1, s]``, where True marks a
-                token that is none: it is seen by nobody, and its own result is 0; two of them, of queries and keys,
-                where these differ. Under "arbitrary" any shape that broadcasts to ``[b, h, sq, sk]``. Else None.
+            attention_mask: bool, True hides. Under "padding", "padding_causal" and "padding_causal_bottom_right"
+                ``[b, 1, 1, s]``, where True marks a token that is none: it is seen by nobody, and its own result is 0;
+                two of them, of queries and keys, where these differ. Under "arbitrary" any shape that broadcasts to
+                ``[b, h, sq, sk]``. Else None.
             qkv_format: for this call; None: the module's.
-            attn_mask_type: for this call; None: the module's.
-            cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv,
-                window_size, bottom_right_diagonal, checkpoint_core_attention, core_attention_bias_type,
-                core_attention_bias, alibi_slopes, fast_zero_fill, inference_params, pad_between_seqs, fp8_output,
-                bf16_backward, num_splits, score_mod, qkv_layer, kv_layer, qkv_interleave_dim: of later features;
-                anything but the default is refused by name.
+            cu_seqlens_q: int32 or int64 ``[b + 1]``, 0 and then the sum of the sequences' lengths up to each. Needed
+                for packed sequences; else, with a padding mask type, in the place of a mask: tokens lie at the front.
+            cu_seqlens_kv: the same for keys; None in self-attention: the queries'.
+            cu_seqlens_q_padded: where each packed sequence begins in memory; None: behind the one before.
+            cu_seqlens_kv_padded: the same for keys.
+            max_seqlen_q: of packed sequences, at least the longest length; None: read from the lengths, for which the
+                device is waited for. Else the rows' length or None.
+            max_seqlen_kv: the same for keys.
+            attn_mask_type: for this call; None: the module's. For packed sequences, and with ``inference_params``,
+                "no_mask" and "causal" mean "padding" and "padding_causal".
+            window_size: for this call; None: the module's.
+            bottom_right_diagonal: for this call; None: the module's, where the mask type leaves it open.
+            core_attention_bias_type: "no_bias"; "pre_scale_bias": the bias is added before the scale;
+                "post_scale_bias": after it; "alibi": -slope * distance is, from a query's own place to the key.
+            core_attention_bias: of the middle two: fp32, fp16 or bf16, four sizes, each 1 or that of
+                ``[b, h, sq, sk]``; may need a gradient.
+            alibi_slopes: fp32 ``[h]`` or ``[b, h]``; None: those of the ALiBi paper.
+            fast_zero_fill: accepted, for callers written for Transformer Engine: both values give 0 where there is no
+                token.
+            inference_params: the cache of keys and values (te.InferenceParams), of which ``layer_number`` says the
+                layer. New keys and values are written to it, and queries see the whole of their sequence; a causal
+                mask is aligned at its end.
+            pad_between_seqs: of packed sequences, whether there are gaps; None: as ``cu_seqlens_q_padded`` says.
+            qkv_layer: queries, keys and values in one tensor, in their place; as many heads each.
+            kv_layer: keys and values in one, in their place.
+            qkv_interleave_dim: where the parts of those lie: -3, before heads and channels, or -2, between them.
+            checkpoint_core_attention, fp8_output, bf16_backward, num_splits, score_mod: anything but the default is
+                refused by name, with the reason.
 
         Returns:
-            ``[sq, b, h * dv]`` or ``[b, sq, h * dv]`` in the activation dtype. A query with nothing to see gives 0, and
-            so do its gradients.
+            ``[sq, b, h * dv]``, ``[b, sq, h * dv]`` or ``[t, h * dv]`` in the activation dtype. A query with nothing to
+            see gives 0, and so do its gradients. With ``return_max_logit`` a pair, the largest score ``[h]`` second: of
+            those that are seen, scaled, with its bias, fp32, without a gradient; -inf where there is none.
 
         Raises:
             ArgumentTypeError: queries, keys or values are no tensors.
-            ArgumentError: shapes, dtypes or devices that do not fit; a mask that does not fit its type.
+            ArgumentError: shapes, dtypes, devices or lengths that do not fit; a mask that does not fit its type;
+                arguments that contradict each other, or that nothing would read.
+            StateError: ``inference_params`` awaits no tokens.
             UnsupportedError: an argument of a later feature; the backend lacks the softmax that is needed.
         """
-        refuse_later_attention(self.label, locals())
-        tensors, mask, plan, chosen_format = self._prepare(
-            (query_layer, key_layer, value_layer), attention_mask, qkv_format, attn_mask_type
-        )
-        query, key, value = tensors
+        given = dict(locals())
+        call = self._call(given)
+        plan = self._plans.get(call.key_of_plan)
         dropout = self.attention_dropout if self.training else 0.0
         with forked(self.get_rng_state_tracker if dropout else None):
-            if plan.choice.implementation == TORCH:
-                output = torch_kernels.attend(
-                    query,
-                    key,
-                    value,
-                    causal=plan.key.causal != "none",
-                    scale=self.softmax_scale,
-                    dropout=dropout,
-                    kernels=plan.choice.kernels,
-                )
-            else:
-                settings = Settings(self.softmax_scale, dropout)
-                output = WrittenOut.apply(query, key, value, mask, plan, settings)  # type: ignore[no-untyped-call]
-        return heads_merged(output, chosen_format)
+            output, largest = run(call, plan, self.softmax_offset, scale=self.softmax_scale, dropout=dropout)
+        return output if largest is None else (output, largest)
 
-    def choice(
-        self,
-        query_layer: torch.Tensor,
-        key_layer: torch.Tensor,
-        value_layer: torch.Tensor,
-        attention_mask: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
-        qkv_format: str | None = None,
-        attn_mask_type: str | None = None,
-    ) -> Choice:
-        """What :meth:`forward` would run for these arguments, and why. Launches nothing.
+    def choice(self, *tensors: torch.Tensor, **arguments: Any) -> Choice:  # noqa: ANN401 - of forward
+        """What :meth:`forward` would run for these arguments, and why. Launches no attention.
+
+        Args:
+            tensors: the first four arguments of :meth:`forward`.
+            arguments: the others, but for ``inference_params``, whose cache a call changes.
 
         Raises:
             TeHalError: as :meth:`forward`.
         """
-        tensors = (query_layer, key_layer, value_layer)
-        return self._prepare(tensors, attention_mask, qkv_format, attn_mask_type)[2].choice
+        if arguments.get("inference_params") is not None:
+            raise ArgumentError(
+                f"{self.label}.choice: inference_params",
+                got="a cache, which a call would change",
+                accepted="None",
+                todo="ask for the queries, and for keys and values as the cache holds them",
+            )
+        names = ("query_layer", "key_layer", "value_layer", "attention_mask")
+        given = dict(zip(names, tensors, strict=False)) | arguments
+        return self._plans.get(self._call(given).key_of_plan).choice
 
-    def _prepare(
-        self, given: tuple[object, object, object], attention_mask: object, qkv_format: object, attn_mask_type: object
-    ) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor | None, AttentionPlan, str]:
-        """Queries, keys and values as ``[b, h, s, d]`` in the activation dtype; hidden keys; the plan; the format."""
+    def _call(self, given: dict[str, Any]) -> AttentionCall:
+        """Check the arguments; with ``inference_params``, write new keys and values to the cache."""
         label = self.label
+        refuse_later_attention(label, given)
+        check_flags(label, {"fast_zero_fill": given.get("fast_zero_fill", True)})
         note_module()
         refuse_transforms(label)
-        chosen_format = self.qkv_format if qkv_format is None else check_format(f"{label}: qkv_format", qkv_format)
-        name = self.attn_mask_type if attn_mask_type is None else mask_type(f"{label}: attn_mask_type", attn_mask_type)
-        query, key, value = check_sizes(label, given, chosen_format, self)
-        dtype = activation_dtype(label, query, key=key, value=value)
-        query, key, value = (_first(tensor, dtype, chosen_format) for tensor in (query, key, value))
-        queries, keys = query.shape[2], key.shape[2]
-        scores = (query.shape[0], query.shape[1], queries, keys)
-        mask = hidden_keys(label, name, attention_mask, scores, query.device)
-        plan = self._plans.get(
-            AttentionKey(
-                dtype,
-                query.device,
-                RULES[name].causal,
-                mask is not None,
-                queries == keys,
-                0 in scores,
-                self.always_written_out,
-            )
-        )
-        return (query, key, value), mask, plan, chosen_format
+        if given.get("inference_params") is not None:
+            return attention_with_cache(self, label, given)
+        return attention_call(self, label, given, operands(self, label, given))
 
     def extra_repr(self) -> str:
         """Settings, for ``print(model)``."""
+        more = "" if self.window_size is None else f", window_size={self.window_size}"
+        more += "" if self.softmax_type == VANILLA else f", softmax_type={self.softmax_type!r}"
         return (
             f"{self.num_attention_heads} heads, {self.num_gqa_groups} groups, attn_mask_type={self.attn_mask_type!r}, "
-            f"qkv_format={self.qkv_format!r}, attention_dropout={self.attention_dropout}"
+            f"qkv_format={self.qkv_format!r}, attention_dropout={self.attention_dropout}{more}"
         )
-
-
-def _first(tensor: torch.Tensor, dtype: torch.dtype, qkv_format: str) -> torch.Tensor:
-    plain = tensor.dequantize(dtype=dtype) if isinstance(tensor, QuantizedTensor) else cast_if_needed(tensor, dtype)
-    return heads_first(plain, qkv_format)

@@ -1,14 +1,13 @@
-"""Arguments of Transformer Engine's attention modules whose feature is not built yet."""
+"""Arguments of Transformer Engine's attention modules that are refused: not built yet, or of NVIDIA's kernels."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from te_hal.modules.arguments import refuse_later
+from te_hal.schema.errors import UnsupportedError
 
 _DEFAULTS: dict[str, object] = {
-    "window_size": None,
-    "bottom_right_diagonal": None,
     "sequence_parallel": False,
     "tp_size": 1,
     "tp_group": None,
@@ -22,40 +21,33 @@ _DEFAULTS: dict[str, object] = {
     "ub_overlap_rs_dgrad": False,
     "ub_overlap_rs": False,
     "ub_overlap_ag": False,
-    "qk_norm_type": None,
-    "qk_norm_eps": 1e-6,
-    "qk_norm_before_rope": False,
     "seq_length": None,
     "micro_batch_size": None,
-    "softmax_type": "vanilla",
-    "return_max_logit": False,
-    "cu_seqlens_q": None,
-    "cu_seqlens_kv": None,
-    "cu_seqlens_q_padded": None,
-    "cu_seqlens_kv_padded": None,
-    "max_seqlen_q": None,
-    "max_seqlen_kv": None,
-    "pad_between_seqs": None,
     "checkpoint_core_attention": False,
-    "core_attention_bias_type": "no_bias",
-    "core_attention_bias": None,
-    "alibi_slopes": None,
-    "fast_zero_fill": True,
-    "inference_params": None,
-    "fp8_output": False,
-    "bf16_backward": False,
-    "num_splits": 1,
-    "score_mod": None,
-    "qkv_layer": None,
-    "kv_layer": None,
-    "qkv_interleave_dim": -3,
+}
+
+#: Default, and why another value is refused.
+_REFUSED: dict[str, tuple[object, str]] = {
+    "fp8_output": (False, "attention runs in the activation dtype, also under a recipe, and so does what it gives"),
+    "bf16_backward": (False, "it is about FP8 attention, and attention here runs in the activation dtype both ways"),
+    "num_splits": (1, "how keys are split over kernels is up to torch, and changes no result by more than a rounding"),
+    "score_mod": (
+        None,
+        'it is a kernel of NVIDIA\'s; a core_attention_bias of type "post_scale_bias" adds any tensor to the scores',
+    ),
 }
 
 
 def refuse_later_attention(where: str, arguments: dict[str, Any]) -> None:
-    """Accept arguments of later features, found among ``arguments`` by name, at their default only.
+    """Accept arguments of later features, and of NVIDIA's kernels, found among ``arguments``, at their default only.
 
     Raises:
-        UnsupportedError: one differs; names it and its feature.
+        UnsupportedError: one differs; names it and the reason.
     """
     refuse_later(where, arguments, _DEFAULTS)
+    for name, (default, reason) in _REFUSED.items():
+        value = arguments.get(name, default)
+        if value is not default and value != default:
+            raise UnsupportedError(
+                f"{where}: {name}", got=repr(value), accepted=repr(default), todo=f"leave it out: {reason}"
+            )

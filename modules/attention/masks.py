@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from te_hal.schema.errors import ArgumentError, UnsupportedError
+from te_hal.schema.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +16,7 @@ class MaskRule(NamedTuple):
     """A mask type.
 
     Attributes:
-        causal: how softmax_fwd aligns the causal part: "none", "top_left", "bottom_right".
+        causal: where the diagonal starts that no key may lie behind: "top_left", "bottom_right"; "none": nowhere.
         tensor: what ``attention_mask`` says: "padding" (which tokens are none), "arbitrary" (which keys each query may
             not see), or "" where there is none.
     """
@@ -31,14 +31,22 @@ RULES = {
     "causal_bottom_right": MaskRule("bottom_right", ""),
     "padding": MaskRule("none", "padding"),
     "padding_causal": MaskRule("top_left", "padding"),
+    "padding_causal_bottom_right": MaskRule("bottom_right", "padding"),
     "arbitrary": MaskRule("none", "arbitrary"),
 }
 
 #: Other orders of the words.
-_SAME = {"causal_padding": "padding_causal"}
+_SAME = {
+    "causal_padding": "padding_causal",
+    "causal_padding_bottom_right": "padding_causal_bottom_right",
+    "causal_bottom_right_padding": "padding_causal_bottom_right",
+}
 
-_LATER = {
-    "padding_causal_bottom_right": "a causal mask aligned to each sequence's own end is not built yet",
+#: Where every sequence has its own length, a type that names no padding says as much as the one that does.
+WITH_PADDING = {
+    "no_mask": "padding",
+    "causal": "padding_causal",
+    "causal_bottom_right": "padding_causal_bottom_right",
 }
 
 
@@ -46,58 +54,80 @@ def mask_type(where: str, given: object) -> str:
     """The name of a mask type as RULES has it; "padding,causal" and "causal,padding" are padding_causal.
 
     Raises:
-        UnsupportedError: one of Transformer Engine that is not here.
         ArgumentError: none at all.
     """
     name = given.replace(",", "_") if isinstance(given, str) else ""
     name = _SAME.get(name, name)
     if name in RULES:
         return name
-    if name in _LATER:
-        todo = f"use another mask type: {_LATER[name]}"
-        raise UnsupportedError(where, got=repr(given), accepted=", ".join(RULES), todo=todo)
     raise ArgumentError(where, got=repr(given), accepted=", ".join(RULES), todo="correct it")
 
 
-def hidden_keys(
-    where: str, name: str, attention_mask: object, scores: tuple[int, int, int, int], device: torch.device
-) -> torch.Tensor | None:
-    """Which key each query may not see, the causal part aside.
+class Padding(NamedTuple):
+    """Which tokens are none: bool ``[b, 1, 1, sq]`` of queries, ``[b, 1, 1, sk]`` of keys."""
 
-    Args:
-        where: the module, for messages.
-        name: mask type, of RULES.
-        attention_mask: as DotProductAttention takes it.
-        scores: sizes ``(b, h, sq, sk)``.
-        device: of the queries.
+    queries: torch.Tensor
+    keys: torch.Tensor
 
-    Returns:
-        bool, broadcasts to ``scores``; None where the mask type has no tensor. A query that is padding sees nothing.
+    def hidden(self) -> torch.Tensor:
+        """``[b, 1, sq, sk]``: a query that is padding sees nothing, a key that is padding is seen by none."""
+        return self.queries.transpose(-1, -2) | self.keys
+
+    def offsets(self) -> torch.Tensor:
+        """``[b]``: the position among the keys of the first query, the last token of both being in one place."""
+        return _last(self.keys) - _last(self.queries)
+
+
+def _last(padding: torch.Tensor) -> torch.Tensor:
+    """``[b]``, int64: index of the last token, -1 where there is none."""
+    present = ~padding[:, 0, 0]
+    places = torch.arange(1, present.shape[1] + 1, device=padding.device)
+    return (present * places).amax(-1) - 1 if present.shape[1] else places.new_full((present.shape[0],), -1)
+
+
+def refuse_mask(where: str, name: str, attention_mask: object) -> None:
+    """Refuse a mask under a type that has none.
 
     Raises:
-        ArgumentError: a tensor that is missing, too much, or of another shape, dtype or device.
+        ArgumentError: there is one.
     """
-    tensor = RULES[name].tensor
-    where = f"{where}: attention_mask"
-    if not tensor:
-        if attention_mask is None:
-            return None
+    if attention_mask is not None:
         raise ArgumentError(
-            where,
+            f"{where}: attention_mask",
             got=f"a mask under attn_mask_type={name!r}",
             accepted=f"None: {name} hides no more than its name says",
             todo='leave the mask out, or choose "padding", "padding_causal" or "arbitrary"',
         )
-    if tensor == "arbitrary":
-        return _one(where, attention_mask, scores, device)
-    queries, keys = _padding(where, attention_mask, scores, device)
-    return queries.transpose(-1, -2) | keys
 
 
-def _padding(
-    where: str, given: object, scores: tuple[int, int, int, int], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Padding of queries ``[b, 1, 1, sq]`` and keys ``[b, 1, 1, sk]``."""
+def arbitrary(where: str, mask: object, scores: tuple[int, int, int, int], device: torch.device) -> torch.Tensor:
+    """A mask that broadcasts to ``scores``, ``(b, h, sq, sk)``.
+
+    Raises:
+        ArgumentError: a tensor that is missing, or of another shape, dtype or device.
+    """
+
+    def broadcasts(shape: tuple[int, ...]) -> bool:
+        pairs = zip(reversed(shape), reversed(scores), strict=False)
+        return len(shape) <= len(scores) and all(size in (1, full) for size, full in pairs)
+
+    accepted = f"bool, broadcasts to {scores}, True where a key is hidden"
+    return _checked(f"{where}: attention_mask", mask, accepted, device, broadcasts)
+
+
+def padding(where: str, given: object, scores: tuple[int, int, int, int], device: torch.device) -> Padding:
+    """Padding of queries and keys, from one mask for both or a pair.
+
+    Args:
+        where: the module, for messages.
+        given: ``[b, 1, 1, s]``, or a pair ``[b, 1, 1, sq]``, ``[b, 1, 1, sk]``.
+        scores: ``(b, h, sq, sk)``.
+        device: of the queries.
+
+    Raises:
+        ArgumentError: a tensor that is missing, too much, or of another shape, dtype or device.
+    """
+    where = f"{where}: attention_mask"
     batch, _, queries, keys = scores
     if isinstance(given, (tuple, list)):
         if len(given) != 2:  # noqa: PLR2004 - said in the message
@@ -107,7 +137,7 @@ def _padding(
             _exactly(where, mask, (batch, 1, 1, length), device)
             for mask, length in zip(given, (queries, keys), strict=True)
         )
-        return first, second
+        return Padding(first, second)
     if queries != keys:
         raise ArgumentError(
             where,
@@ -116,19 +146,11 @@ def _padding(
             todo="pass a tuple (queries, keys)",
         )
     both = _exactly(where, given, (batch, 1, 1, queries), device)
-    return both, both
+    return Padding(both, both)
 
 
 def _exactly(where: str, mask: object, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
     return _checked(where, mask, f"bool {shape}, True where a token is padding", device, lambda s: s == shape)
-
-
-def _one(where: str, mask: object, scores: tuple[int, int, int, int], device: torch.device) -> torch.Tensor:
-    def broadcasts(shape: tuple[int, ...]) -> bool:
-        pairs = zip(reversed(shape), reversed(scores), strict=False)
-        return len(shape) <= len(scores) and all(size in (1, full) for size, full in pairs)
-
-    return _checked(where, mask, f"bool, broadcasts to {scores}, True where a key is hidden", device, broadcasts)
 
 
 def _checked(

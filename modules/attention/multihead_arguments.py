@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from te_hal.modules.arguments import check_size
+from te_hal.modules.attention.layout import PACKED
 from te_hal.modules.attention.projection import HeadLayout
 from te_hal.modules.attention.sizes import check_groups
 from te_hal.modules.norm_parameters import norm_op
@@ -22,6 +23,7 @@ FLAGS = (
     "zero_centered_gamma",
     "qkv_weight_interleaved",
     "rotary_pos_interleaved",
+    "qk_norm_before_rope",
     "bias",
 )
 
@@ -84,6 +86,7 @@ def check_inputs(module: Inputs, hidden_states: object, encoder_output: object) 
         ArgumentError: another shape; an ``encoder_output`` that is missing or too much.
     """
     tensors = {"hidden_states": hidden_states}
+    lead = "t" if module.qkv_format == PACKED else ", ".join(module.qkv_format[:2])
     if (encoder_output is None) == (module.attention_type == "cross"):
         raise ArgumentError(
             f"{module.label}: encoder_output",
@@ -97,10 +100,10 @@ def check_inputs(module: Inputs, hidden_states: object, encoder_output: object) 
         if not isinstance(tensor, torch.Tensor):
             got = f"a {type(tensor).__name__}"
             raise ArgumentTypeError(f"{module.label}: {name}", got=got, accepted="a torch.Tensor", todo="pass one")
-        if tensor.dim() != 3 or tensor.shape[-1] != module.hidden_size:  # noqa: PLR2004 - said in the message
+        if tensor.dim() != len(module.qkv_format) - 1 or tensor.shape[-1] != module.hidden_size:
             raise ArgumentError(
                 f"{module.label}: {name}",
                 got=f"shape {tuple(tensor.shape)}",
-                accepted=f"[{', '.join(module.qkv_format[:2])}, {module.hidden_size}], by qkv_format and hidden_size",
+                accepted=f"[{lead}, {module.hidden_size}], by qkv_format and hidden_size",
                 todo="check which layer feeds this one",
             )

@@ -11,8 +11,10 @@ from te_hal.modules.attention.dot_product_attention import DotProductAttention
 from te_hal.modules.attention.later import refuse_later_attention
 from te_hal.modules.attention.layout import check_format
 from te_hal.modules.attention.multihead_arguments import FLAGS, check_inputs, check_together, head_layout
-from te_hal.modules.attention.rope import apply_rotary_pos_emb
+from te_hal.modules.attention.qk_norm import check_qk_norm, make_norms
+from te_hal.modules.attention.rotated import rotated
 from te_hal.modules.attention.sizes import check_attention_type
+from te_hal.modules.inference.row_padding import in_padded_rows
 from te_hal.modules.label import Labelled
 from te_hal.modules.layernorm_linear import LayerNormLinear
 from te_hal.modules.linear import Linear
@@ -22,12 +24,23 @@ from te_hal.schema.flags import check_flags
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from te_hal.modules.inference import InferenceParams
+
 #: Arguments that its parts take under the same name.
 _OF_PROJECTIONS = ("fuse_wgrad_accumulation", "get_rng_state_tracker", "bias", "params_dtype", "device")
 _OF_NORM = ("normalization", "zero_centered_gamma", "return_layernorm_output")
 _OF_ATTENTION = (
     *("num_attention_heads", "num_gqa_groups", "attention_dropout", "qkv_format", "attn_mask_type"),
-    *("get_rng_state_tracker", "layer_number", "attention_type"),
+    *("get_rng_state_tracker", "layer_number", "attention_type", "window_size", "bottom_right_diagonal"),
+    "softmax_type",
+)
+
+#: Arguments of a call that attention takes under the same name.
+_TO_ATTENTION = (
+    *("attention_mask", "attn_mask_type", "window_size", "bottom_right_diagonal", "checkpoint_core_attention"),
+    *("inference_params", "core_attention_bias_type", "core_attention_bias", "alibi_slopes", "fast_zero_fill"),
+    *("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded"),
+    *("max_seqlen_q", "max_seqlen_kv", "pad_between_seqs"),
 )
 
 
@@ -43,8 +56,8 @@ class MultiheadAttention(Labelled, torch.nn.Module):
         init_method: fills the weights of the projections to queries, keys and values in place; None: normal, mean 0,
             deviation 0.023.
         output_layer_init_method: the same for the projection back.
-        layer_number: position in the model; changes no number.
-        attn_mask_type: as in DotProductAttention.
+        layer_number: position in the model, from 1: which cache of ``inference_params`` is its own.
+        attn_mask_type, window_size, bottom_right_diagonal, softmax_type: as in DotProductAttention.
         num_gqa_groups: heads of keys and values; None: as many as queries have.
         fuse_wgrad_accumulation: as in Linear; needs ``fuse_qkv_params``.
         get_rng_state_tracker: gives the RNG tracker under whose fork weights are initialised and dropout draws.
@@ -61,16 +74,20 @@ class MultiheadAttention(Labelled, torch.nn.Module):
         bias: projections have biases.
         normalization: "LayerNorm" or "RMSNorm".
         device: None: the current backend's.
-        qkv_format: "sbhd" (``[s, b, hidden_size]``) or "bshd" (``[b, s, hidden_size]``).
+        qkv_format: "sbhd" (``[s, b, hidden_size]``), "bshd" (``[b, s, hidden_size]``) or "thd" (``[t, hidden_size]``).
         name: for messages.
-        window_size, bottom_right_diagonal, tp_group, tp_size, sequence_parallel, set_parallel_mode, ub_bulk_wgrad,
-            ub_bulk_dgrad, ub_overlap_rs_dgrad, ub_overlap_rs, ub_overlap_ag, qk_norm_type, qk_norm_eps,
-            qk_norm_before_rope, seq_length, micro_batch_size, softmax_type: of later features; anything but the default
-            is refused by name.
+        qk_norm_type: norm of queries and keys over the channels of each head: "RMSNorm" or "LayerNorm", with parameters
+            that all heads share, "L2Normalization", without, or None.
+        qk_norm_eps: added under its root.
+        qk_norm_before_rope: it comes before rotary embedding instead of after.
+        tp_group, tp_size, sequence_parallel, set_parallel_mode, ub_bulk_wgrad, ub_bulk_dgrad, ub_overlap_rs_dgrad,
+            ub_overlap_rs, ub_overlap_ag, seq_length, micro_batch_size: of later features; anything but the default is
+            refused by name.
 
     Attributes:
         core_attention: the DotProductAttention.
         qkv, layernorm_qkv, query_layer, layernorm_query, key_value, proj: the projections, as far as there are.
+        q_norm, k_norm: the norms of queries and keys, or None.
 
     Raises:
         UnsupportedError: an argument of a later feature.
@@ -129,6 +146,7 @@ class MultiheadAttention(Labelled, torch.nn.Module):
         check_flags(kind, {flag: given[flag] for flag in FLAGS})
         check_together(kind, given)
         check_callable(f"{kind}: get_rng_state_tracker", get_rng_state_tracker)
+        check_qk_norm(kind, qk_norm_type, qk_norm_eps)
         super().__init__()
         self.name = name
         self.hidden_size = check_size(f"{kind}: hidden_size", hidden_size)
@@ -161,6 +179,11 @@ class MultiheadAttention(Labelled, torch.nn.Module):
             name=self._name_of("core_attention"),
             **{name: given[name] for name in _OF_ATTENTION},
         )
+        if device is not None:
+            self.core_attention.to(device)  # a softmax_offset
+        self.qk_norm_before_rope = qk_norm_before_rope
+        channels = self.head_layout.channels
+        self.q_norm, self.k_norm = make_norms(qk_norm_type, channels, qk_norm_eps, params_dtype, device)
 
     def _make_projections(self, arguments: dict[str, Any], norm: dict[str, Any] | None, *, fused: bool) -> None:
         """The projections before attention, under Transformer Engine's names."""
@@ -192,7 +215,7 @@ class MultiheadAttention(Labelled, torch.nn.Module):
         return None if self.name is None else f"{self.name}.{part}"
 
     @run_eagerly
-    def forward(  # noqa: D417 - arguments of later features are named together
+    def forward(  # noqa: D417 - what attention takes is named together
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
@@ -202,7 +225,7 @@ class MultiheadAttention(Labelled, torch.nn.Module):
         bottom_right_diagonal: bool | None = None,
         is_first_microbatch: bool | None = None,
         checkpoint_core_attention: bool = False,
-        inference_params: object = None,
+        inference_params: InferenceParams | None = None,
         rotary_pos_emb: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
         core_attention_bias_type: str = "no_bias",
         core_attention_bias: torch.Tensor | None = None,
@@ -219,17 +242,17 @@ class MultiheadAttention(Labelled, torch.nn.Module):
         """Attend.
 
         Args:
-            hidden_states: ``[s, b, hidden_size]`` or ``[b, s, hidden_size]`` by ``qkv_format``.
-            attention_mask: as DotProductAttention takes it.
-            encoder_output: what keys and values come from, for "cross" only.
-            attn_mask_type: for this call; None: the module's.
+            hidden_states: ``[s, b, hidden_size]``, ``[b, s, hidden_size]`` or ``[t, hidden_size]`` by ``qkv_format``.
+            encoder_output: what keys and values come from, for "cross" only; in the same format.
             is_first_microbatch: as in Linear.
+            inference_params: as in DotProductAttention. Rotary embedding then starts at each sequence's own position,
+                and under FP8 rows are padded to the number that it takes, for the projections alone.
             rotary_pos_emb: angles (RotaryPositionEmbedding) that queries and keys are rotated by; a pair where those of
-                queries and keys differ.
-            window_size, bottom_right_diagonal, checkpoint_core_attention, inference_params, core_attention_bias_type,
+                queries and keys differ. Packed sequences each start at the first angle.
+            attention_mask, attn_mask_type, window_size, bottom_right_diagonal, core_attention_bias_type,
                 core_attention_bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded,
-                cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv, fast_zero_fill, pad_between_seqs: of later features;
-                anything but the default is refused by name.
+                cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv, fast_zero_fill, pad_between_seqs,
+                checkpoint_core_attention: as DotProductAttention takes them.
 
         Returns:
             The output in hidden_states' shape. With ``return_bias`` or ``return_layernorm_output`` a tuple: output,
@@ -239,32 +262,45 @@ class MultiheadAttention(Labelled, torch.nn.Module):
             TeHalError: as Linear and DotProductAttention; ArgumentError also for an ``encoder_output`` that is missing
                 or too much.
         """
-        refuse_later_attention(self.label, locals())
+        given = dict(locals())
+        refuse_later_attention(self.label, given)
         check_inputs(self, hidden_states, encoder_output)
-        first = getattr(self, self._first_projection)(hidden_states, is_first_microbatch=is_first_microbatch)
-        projected, normalised = first if self.return_layernorm_output else (first, None)
+        cached = inference_params is not None
+        first = getattr(self, self._first_projection)
+        found = _project(first, hidden_states, is_first_microbatch, cached=cached)
+        projected, normalised = found if self.return_layernorm_output else (found, None)
         if encoder_output is None:
             query, key, value = self.head_layout.query_key_value(projected)
         else:
             query = self.head_layout.query(projected)
             mixed = self.key_value(encoder_output, is_first_microbatch=is_first_microbatch)
             key, value = self.head_layout.key_value(mixed)
-        if rotary_pos_emb is not None:
-            query, key = self._rotate(query, key, rotary_pos_emb)
-        context = self.core_attention(query, key, value, attention_mask=attention_mask, attn_mask_type=attn_mask_type)
-        output = self.proj(context, is_first_microbatch=is_first_microbatch)
+        query, key = self._positioned(query, key, given)
+        context = self.core_attention(query, key, value, **{name: given[name] for name in _TO_ATTENTION})
+        output = _project(self.proj, context, is_first_microbatch, cached=cached)
         results = (*output,) if self.return_bias else (output,)
         if normalised is not None:
             results += (normalised,)
         return results if len(results) > 1 else results[0]
 
-    def _rotate(
-        self, query: torch.Tensor, key: torch.Tensor, angles: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+    def _positioned(
+        self, query: torch.Tensor, key: torch.Tensor, given: dict[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        of_query, of_key = angles if isinstance(angles, (tuple, list)) else (angles, angles)
-        settings: dict[str, Any] = {
-            "tensor_format": self.qkv_format,
-            "interleaved": self.rotary_pos_interleaved,
-            "fused": True,
-        }
-        return apply_rotary_pos_emb(query, of_query, **settings), apply_rotary_pos_emb(key, of_key, **settings)
+        """Queries and keys, normalised and rotated as far as is asked for."""
+        if self.qk_norm_before_rope:
+            query, key = self._normalised(query, key)
+        if given["rotary_pos_emb"] is not None:
+            query, key = rotated(query, key, given, qkv_format=self.qkv_format, interleaved=self.rotary_pos_interleaved)
+        return (query, key) if self.qk_norm_before_rope else self._normalised(query, key)
+
+    def _normalised(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.q_norm is None or self.k_norm is None:
+            return query, key
+        return self.q_norm(query), self.k_norm(key)
+
+
+def _project(layer: Any, inp: torch.Tensor, first: bool | None, *, cached: bool) -> Any:  # noqa: ANN401 - as returned
+    """A projection; in generation the rows that FP8 takes are made up to."""
+    if cached:
+        return in_padded_rows(layer, inp, is_first_microbatch=first)
+    return layer(inp, is_first_microbatch=first)

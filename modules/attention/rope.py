@@ -9,6 +9,7 @@ import torch
 
 from te_hal.modules.arguments import check_size, refuse_later
 from te_hal.modules.attention.layout import check_format
+from te_hal.modules.attention.rope_angles import chosen_angles
 from te_hal.modules.device import parameter_device
 from te_hal.modules.once import once
 from te_hal.modules.transforms import run_eagerly
@@ -20,7 +21,7 @@ from te_hal.schema.formats import FLOATS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_LATER: dict[str, object] = {"cu_seqlens": None, "cp_size": 1, "cp_rank": 0}
+_LATER: dict[str, object] = {"cp_size": 1, "cp_rank": 0}
 
 
 class RotaryPositionEmbedding(torch.nn.Module):
@@ -140,14 +141,16 @@ def apply_rotary_pos_emb(
     fp64), rounded once.
 
     Args:
-        t: ``[s, b, h, d]`` or ``[b, s, h, d]`` by ``tensor_format``.
-        freqs: ``[s2, 1, 1, rotated]``, s2 >= s, rotated <= d and even; channels beyond pass through. No gradient.
-        tensor_format: ``"sbhd"`` or ``"bshd"``.
+        t: ``[s, b, h, d]``, ``[b, s, h, d]`` or ``[t, h, d]`` by ``tensor_format``.
+        freqs: ``[s2, 1, 1, rotated]``, s2 at least the longest sequence, rotated <= d and even; channels beyond pass
+            through. No gradient.
+        tensor_format: ``"sbhd"``, ``"bshd"`` or ``"thd"``.
         start_positions: ``[b]``, ints from 0 to s2 - s: the row of ``freqs`` at which each sequence starts; None: 0.
             On an accelerator the values are checked by torch's index_select alone.
         interleaved: which channels are a pair.
         fused: accepted, for callers written for Transformer Engine: both values give what its fused kernel computes.
-        cu_seqlens: of packed sequences, a later feature: refused by name.
+        cu_seqlens: for "thd", int32 or int64 ``[b + 1]``: where each sequence begins, then the end of the last; tokens
+            behind it pass through.
         cp_size: of context parallelism, a later feature: anything but 1 is refused by name.
         cp_rank: the same; anything but 0.
 
@@ -155,16 +158,15 @@ def apply_rotary_pos_emb(
         A new tensor of t's shape and dtype.
 
     Raises:
-        ArgumentError, ArgumentTypeError: shapes, dtypes or devices that do not fit.
-        UnsupportedError: an argument of a later feature, or another ``tensor_format`` of Transformer Engine.
+        ArgumentError, ArgumentTypeError: shapes, dtypes, devices or lengths that do not fit.
+        UnsupportedError: an argument of a later feature.
     """
     where = "apply_rotary_pos_emb"
-    given = {"cu_seqlens": cu_seqlens, "cp_size": cp_size, "cp_rank": cp_rank}
-    refuse_later(where, given, _LATER)
+    refuse_later(where, {"cp_size": cp_size, "cp_rank": cp_rank}, _LATER)
     check_flags(where, {"interleaved": interleaved, "fused": fused})
     check_format(f"{where}: tensor_format", tensor_format)
     _check_tensors(where, t, freqs)
-    angles = _angles(where, t, freqs.detach(), tensor_format, start_positions)
+    angles = chosen_angles(where, t, freqs.detach(), tensor_format, start_positions, cu_seqlens)
     plain = t.dequantize() if isinstance(t, QuantizedTensor) else t
     rotated: torch.Tensor = _Rotation.apply(plain, angles, interleaved)  # type: ignore[no-untyped-call]
     return rotated
@@ -228,47 +230,3 @@ def _check_tensors(where: str, t: object, freqs: object) -> None:
         if value.dtype not in (*FLOATS, torch.float64):
             accepted = "torch.float32, torch.bfloat16, torch.float16 (torch.float64 for checks)"
             raise ArgumentError(f"{where}: {name}", got=str(value.dtype), accepted=accepted, todo="cast it")
-
-
-def _angles(
-    where: str, t: torch.Tensor, freqs: torch.Tensor, tensor_format: str, start_positions: torch.Tensor | None
-) -> torch.Tensor:
-    """The angles of t's positions, in a shape that broadcasts to its rotated part."""
-    if t.dim() != 4:  # noqa: PLR2004 - said in the message
-        shapes = {"sbhd": "[s, b, h, d]", "bshd": "[b, s, h, d]"}
-        got = f"shape {tuple(t.shape)}"
-        raise ArgumentError(f"{where}: t", got=got, accepted=shapes[tensor_format], todo="correct tensor_format or t")
-    sequence, batch = t.shape[:2] if tensor_format == "sbhd" else (t.shape[1], t.shape[0])
-    rotated = freqs.shape[-1] if freqs.dim() else 0
-    fits = freqs.dim() == 4 and freqs.shape[1:3] == (1, 1) and 0 < rotated <= t.shape[-1] and rotated % 2 == 0  # noqa: PLR2004
-    if not fits or freqs.shape[0] < sequence or freqs.device != t.device:
-        raise ArgumentError(
-            f"{where}: freqs",
-            got=f"shape {tuple(freqs.shape)} on {freqs.device} for t {tuple(t.shape)} on {t.device}",
-            accepted=f"[at least {sequence}, 1, 1, an even number up to {t.shape[-1]}] on the same device",
-            todo="make angles with RotaryPositionEmbedding(dim)(max_seq_len)",
-        )
-    if start_positions is None:
-        chosen = freqs[:sequence]
-    else:
-        _check_starts(where, start_positions, batch, last=freqs.shape[0] - sequence)
-        positions = start_positions.to(freqs.device) + torch.arange(sequence, device=freqs.device).unsqueeze(1)
-        # Unlike an index in brackets this takes no negative position for one from the end.
-        chosen = freqs[:, 0].index_select(0, positions.reshape(-1)).view(sequence, batch, 1, rotated)
-    return chosen if tensor_format == "sbhd" else chosen.transpose(0, 1)
-
-
-def _check_starts(where: str, starts: object, batch: int, *, last: int) -> None:
-    """The values too where they can be read without waiting for a device."""
-    if isinstance(starts, torch.Tensor) and starts.shape == (batch,) and starts.dtype in (torch.int32, torch.int64):
-        if starts.device.type != "cpu" or batch == 0 or (int(starts.min()) >= 0 and int(starts.max()) <= last):
-            return
-        got = f"positions from {int(starts.min())} to {int(starts.max())}"
-    else:
-        got = f"{starts.dtype} {tuple(starts.shape)}" if isinstance(starts, torch.Tensor) else repr(starts)
-    raise ArgumentError(
-        f"{where}: start_positions",
-        got=got,
-        accepted=f"an int32 or int64 tensor [{batch}], a position from 0 to {last} for each sequence",
-        todo="correct it, leave it out, or make freqs longer",
-    )

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from te_hal.modules.arguments import check_size
-from te_hal.modules.attention.layout import sequence_dim
+from te_hal.modules.attention.layout import PACKED, sequence_dim
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
 
 _FP32 = torch.finfo(torch.float32)
@@ -117,22 +117,25 @@ def check_sizes(
         (sizes.num_gqa_groups, sizes.key_channels),
         (sizes.num_gqa_groups, sizes.value_channels),
     )
+    lead = "t" if qkv_format == PACKED else ", ".join(qkv_format[:2])
+    rank = len(qkv_format)
     found: list[torch.Tensor] = []
     for name, tensor, tail in zip(names, given, tails, strict=True):
         if not isinstance(tensor, torch.Tensor):
             got = f"a {type(tensor).__name__}"
             raise ArgumentTypeError(f"{where}: {name}", got=got, accepted="a torch.Tensor", todo="pass one")
-        if tensor.dim() != 4 or tuple(tensor.shape[2:]) != tail:  # noqa: PLR2004 - said in the message
+        if tensor.dim() != rank or tuple(tensor.shape[-2:]) != tail:
             raise ArgumentError(
                 f"{where}: {name}",
                 got=f"shape {tuple(tensor.shape)}",
-                accepted=f"[{', '.join(qkv_format[:2])}, {tail[0]}, {tail[1]}], as the module's heads and channels",
+                accepted=f"[{lead}, {tail[0]}, {tail[1]}], as the module's heads and channels",
                 todo="view the last dimension as heads and channels, or correct the module's sizes",
             )
         found.append(tensor)
     query, key, value = found
-    batch = 1 - sequence_dim(qkv_format)
-    if key.shape[:2] != value.shape[:2] or key.shape[batch] != query.shape[batch]:
+    batch = None if qkv_format == PACKED else 1 - sequence_dim(qkv_format)
+    one_batch = batch is None or key.shape[batch] == query.shape[batch]
+    if key.shape[:-2] != value.shape[:-2] or not one_batch:
         raise ArgumentError(
             where,
             got=", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in zip(names, found, strict=True)),

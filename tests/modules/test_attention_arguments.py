@@ -117,8 +117,6 @@ def test_the_order_of_the_words_of_a_mask_type_does_not_matter(words):
 
 
 LATER_CONSTRUCTOR = {
-    "window_size": (128, 0),
-    "bottom_right_diagonal": True,
     "sequence_parallel": True,
     "tp_size": 2,
     "tp_group": object(),
@@ -126,36 +124,14 @@ LATER_CONSTRUCTOR = {
     "cp_global_ranks": [0],
     "cp_stream": object(),
     "cp_comm_type": "a2a",
-    "softmax_type": "learnable",
-    "return_max_logit": True,
-    "attn_mask_type": "padding_causal_bottom_right",
-    "qkv_format": "thd",
 }
-LATER_CALL = {
-    "cu_seqlens_q": torch.zeros(3),
-    "cu_seqlens_kv": torch.zeros(3),
-    "cu_seqlens_q_padded": torch.zeros(3),
-    "cu_seqlens_kv_padded": torch.zeros(3),
-    "max_seqlen_q": 4,
-    "max_seqlen_kv": 4,
-    "window_size": (2, 0),
-    "bottom_right_diagonal": False,
-    "checkpoint_core_attention": True,
-    "core_attention_bias_type": "alibi",
-    "core_attention_bias": torch.zeros(1),
-    "alibi_slopes": torch.zeros(4),
-    "fast_zero_fill": False,
-    "inference_params": object(),
-    "pad_between_seqs": True,
-    "fp8_output": True,
-    "bf16_backward": True,
-    "num_splits": 2,
-    "score_mod": abs,
-    "qkv_layer": Q,
-    "kv_layer": Q,
-    "qkv_interleave_dim": -2,
-    "attn_mask_type": "padding_causal_bottom_right",
-    "qkv_format": "thd",
+LATER_CALL = {"checkpoint_core_attention": True}
+#: Refused for good, with the reason.
+REFUSED_CALL = {
+    "fp8_output": (True, "attention runs in the activation dtype"),
+    "bf16_backward": (True, "attention here runs in the activation dtype both ways"),
+    "num_splits": (2, "how keys are split over kernels is up to torch"),
+    "score_mod": (abs, "post_scale_bias"),
 }
 
 
@@ -171,9 +147,39 @@ def test_a_forward_argument_of_a_later_feature_is_refused_by_name(argument):
         te.DotProductAttention(H, D)(Q, Q, Q, **{argument: LATER_CALL[argument]})
 
 
+@pytest.mark.parametrize("argument", REFUSED_CALL)
+def test_an_argument_of_nvidias_kernels_is_refused_with_the_reason(argument):
+    value, reason = REFUSED_CALL[argument]
+    with pytest.raises(NotImplementedError, match=f"DotProductAttention: {argument}: got .*{reason}"):
+        te.DotProductAttention(H, D)(Q, Q, Q, **{argument: value})
+
+
+def test_both_ways_to_fill_outputs_give_the_same():
+    query = torch.randn(S, B, H, D)
+    module = te.DotProductAttention(H, D)
+    assert torch.equal(module(query, query, query, fast_zero_fill=False), module(query, query, query))
+    with pytest.raises(ValueError, match="fast_zero_fill: got 0"):
+        module(query, query, query, fast_zero_fill=0)
+
+
+#: What each argument of a call does is a test of these files.
+USED = {
+    "test_attention": {"query_layer", "key_layer", "value_layer", "attention_mask", "qkv_format", "attn_mask_type"},
+    "test_attention_windows": {"window_size", "bottom_right_diagonal"},
+    "test_attention_packed": {
+        *("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded", "max_seqlen_q"),
+        *("max_seqlen_kv", "pad_between_seqs", "qkv_layer", "kv_layer", "qkv_interleave_dim"),
+    },
+    "test_attention_scores": {"core_attention_bias_type", "core_attention_bias", "alibi_slopes"},
+    "test_inference": {"inference_params"},
+    "here": {"fast_zero_fill"},
+}
+
+
 def test_every_forward_argument_either_counts_or_is_refused_above():
-    used = {"self", "query_layer", "key_layer", "value_layer", "attention_mask", "qkv_format", "attn_mask_type"}
-    assert {*inspect.signature(te.DotProductAttention.forward).parameters} == used | {*LATER_CALL}
+    used = set().union(*USED.values())
+    known = {"self"} | used | {*LATER_CALL, *REFUSED_CALL}
+    assert {*inspect.signature(te.DotProductAttention.forward).parameters} == known
 
 
 def test_transforms_of_torch_func_are_refused():

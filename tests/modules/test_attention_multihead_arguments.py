@@ -72,6 +72,11 @@ CONSTRUCTOR = {
     "main_grad": ({"fuse_wgrad_accumulation": True}, "fuse_wgrad_accumulation: got True with fuse_qkv_params=False"),
     "norm output": ({"return_layernorm_output": True}, "return_layernorm_output: got True with input_layernorm=False"),
     "flag": ({"bias": "no"}, "bias: got 'no'"),
+    "window": ({"window_size": (1, 2, 3)}, r"window_size: got \(1, 2, 3\)"),
+    "softmax": ({"softmax_type": "soft"}, "softmax_type: got 'soft'"),
+    "qk norm": ({"qk_norm_type": "BatchNorm"}, "qk_norm_type: got 'BatchNorm'; accepted: 'L2Normalization', 'RMSNorm'"),
+    "qk norm eps": ({"qk_norm_eps": -1.0}, "qk_norm_eps: got -1.0"),
+    "qk norm place": ({"qk_norm_before_rope": None}, "qk_norm_before_rope: got None"),
 }
 
 
@@ -103,8 +108,6 @@ def test_cross_attention_without_the_encoders_output_is_refused():
 
 
 LATER_CONSTRUCTOR = {
-    "window_size": (128, 0),
-    "bottom_right_diagonal": True,
     "tp_group": object(),
     "tp_size": 2,
     "sequence_parallel": True,
@@ -114,31 +117,10 @@ LATER_CONSTRUCTOR = {
     "ub_overlap_rs_dgrad": True,
     "ub_overlap_rs": True,
     "ub_overlap_ag": True,
-    "qk_norm_type": "RMSNorm",
-    "qk_norm_eps": 1e-5,
-    "qk_norm_before_rope": True,
     "seq_length": 8,
     "micro_batch_size": 2,
-    "softmax_type": "learnable",
 }
-USED = {"hidden_states", "attention_mask", "encoder_output", "attn_mask_type", "is_first_microbatch", "rotary_pos_emb"}
-LATER_CALL = {
-    "window_size": (2, 0),
-    "bottom_right_diagonal": False,
-    "checkpoint_core_attention": True,
-    "inference_params": object(),
-    "core_attention_bias_type": "alibi",
-    "core_attention_bias": torch.zeros(1),
-    "alibi_slopes": torch.zeros(4),
-    "cu_seqlens_q": torch.zeros(3),
-    "cu_seqlens_kv": torch.zeros(3),
-    "cu_seqlens_q_padded": torch.zeros(3),
-    "cu_seqlens_kv_padded": torch.zeros(3),
-    "max_seqlen_q": 4,
-    "max_seqlen_kv": 4,
-    "fast_zero_fill": False,
-    "pad_between_seqs": True,
-}
+LATER_CALL = {"checkpoint_core_attention": True}
 
 
 @pytest.mark.parametrize("argument", LATER_CONSTRUCTOR)
@@ -153,5 +135,57 @@ def test_a_forward_argument_of_a_later_feature_is_refused_by_name(argument):
         made()(torch.zeros(S, B, HIDDEN), **{argument: LATER_CALL[argument]})
 
 
-def test_every_forward_argument_either_counts_or_is_refused_above():
-    assert {*inspect.signature(te.MultiheadAttention.forward).parameters} == {"self"} | USED | {*LATER_CALL}
+#: What attention itself takes.
+PASSED_ON = {
+    "attention_mask": torch.zeros(B, 1, 1, S, dtype=torch.bool),
+    "attn_mask_type": "padding",
+    "window_size": (2, 0),
+    "bottom_right_diagonal": False,
+    "core_attention_bias_type": "alibi",
+    "core_attention_bias": torch.zeros(1, 1, 1, 1),
+    "alibi_slopes": torch.zeros(HEADS),
+    "cu_seqlens_q": torch.zeros(3),
+    "cu_seqlens_kv": torch.zeros(3),
+    "cu_seqlens_q_padded": torch.zeros(3),
+    "cu_seqlens_kv_padded": torch.zeros(3),
+    "max_seqlen_q": 4,
+    "max_seqlen_kv": 4,
+    "fast_zero_fill": False,
+    "pad_between_seqs": True,
+    "checkpoint_core_attention": False,
+    "inference_params": None,
+}
+OWN = {"hidden_states", "encoder_output", "is_first_microbatch", "rotary_pos_emb"}
+
+
+def test_every_forward_argument_is_the_modules_own_or_attentions():
+    assert {*inspect.signature(te.MultiheadAttention.forward).parameters} == {"self"} | OWN | {*PASSED_ON}
+
+
+def test_attention_gets_what_it_takes_as_it_was_given(monkeypatch):
+    module, seen = made(), {}
+
+    def attend(query: torch.Tensor, *_: torch.Tensor, **arguments: object) -> torch.Tensor:
+        seen.update(arguments)
+        return query.flatten(-2)
+
+    monkeypatch.setattr(module.core_attention, "forward", attend)
+    module(torch.zeros(S, B, HIDDEN), **PASSED_ON)
+    assert {*seen} == {*PASSED_ON}
+    assert all(seen[name] is value for name, value in PASSED_ON.items())
+
+
+SETTINGS = {
+    "window_size": (4, 0),
+    "bottom_right_diagonal": False,
+    "softmax_type": "learnable",
+    "attn_mask_type": "padding_causal",
+    "attention_dropout": 0.25,
+    "qkv_format": "thd",
+    "layer_number": 3,
+}
+
+
+def test_attention_is_made_with_the_modules_settings():
+    attention = made(**SETTINGS).core_attention
+    assert {name: getattr(attention, name) for name in SETTINGS} == SETTINGS

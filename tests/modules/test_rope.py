@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import closeness
 import golden_values
 import pytest
@@ -101,6 +103,34 @@ def test_every_sequence_starts_where_it_is_told(tensor_format):
     assert closeness.relative_error(swapped(found, tensor_format), expected) <= FP32_ERROR
 
 
+PACKED = {"gapless": [0, 3, 3, 8], "tokens behind": [0, 2, 5]}
+
+
+@pytest.mark.parametrize("starts", [None, [1, 0, 4]], ids=["from 0", "from starts"])
+@pytest.mark.parametrize("interleaved", PAIRS.values(), ids=list(PAIRS))
+@pytest.mark.parametrize("ends", PACKED.values(), ids=list(PACKED))
+def test_each_packed_sequence_turns_as_it_would_alone(ends, interleaved, starts):
+    x, freqs = torch.randn(8, 2, 10), te.RotaryPositionEmbedding(8, interleaved=interleaved)(9)
+    x.requires_grad_()
+    starts = None if starts is None else starts[: len(ends) - 1]
+    given = None if starts is None else torch.tensor(starts)
+    y = te.apply_rotary_pos_emb(
+        x, freqs, "thd", start_positions=given, interleaved=interleaved, cu_seqlens=torch.tensor(ends).int()
+    )
+    gy = torch.randn_like(y)
+    y.backward(gy)
+    for number, (start, end) in enumerate(itertools.pairwise(ends)):
+        if start == end:
+            continue
+        first = 0 if starts is None else starts[number]
+        angles = exact_angles(torch.arange(first, first + end - start), 8)[:, None, None]
+        for found, source, sign in ((y, x, 1), (x.grad, gy, -1)):
+            alone = turned(source.detach()[start:end].unsqueeze(1), sign * angles, interleaved).squeeze(1)
+            assert closeness.relative_error(found.detach()[start:end], alone) <= FP32_ERROR
+    assert torch.equal(y[ends[-1] :], x[ends[-1] :])
+    assert torch.equal(x.grad[ends[-1] :], gy[ends[-1] :])
+
+
 def test_an_offset_is_the_first_position():
     rope = te.RotaryPositionEmbedding(8, rotary_base=500.0)
     assert torch.equal(rope(4, offset=3), rope(7)[3:])
@@ -150,9 +180,25 @@ BAD = {
     "rank": ({"t": X[0]}, ValueError, r"t: got shape \(2, 2, 8\); accepted: \[s, b, h, d\]"),
     "dtype": ({"t": X.int()}, ValueError, r"t: got torch\.int32"),
     "list": ({"t": [1]}, TypeError, "t: got a list"),
-    "format": ({"tensor_format": "sbdh"}, ValueError, "tensor_format: got 'sbdh'; accepted: sbhd, bshd"),
-    "thd": ({"tensor_format": "thd"}, NotImplementedError, "packed sequences are not built yet"),
-    "packed": ({"cu_seqlens": torch.zeros(2)}, NotImplementedError, r"cu_seqlens: got a tensor \(2,\); .*packing"),
+    "format": ({"tensor_format": "sbdh"}, ValueError, "tensor_format: got 'sbdh'; accepted: sbhd, bshd, thd"),
+    "thd": ({"tensor_format": "thd"}, ValueError, r"t: got shape \(4, 2, 2, 8\); accepted: \[t, h, d\]"),
+    "no ends": ({"t": X[0], "tensor_format": "thd"}, ValueError, "cu_seqlens: got None with tensor_format='thd'"),
+    "ends": ({"cu_seqlens": torch.tensor([0, 2])}, ValueError, "cu_seqlens: got a value with tensor_format='sbhd'"),
+    "falling": (
+        {"t": X[0], "tensor_format": "thd", "cu_seqlens": torch.tensor([0, 2, 1])},
+        ValueError,
+        r"cu_seqlens: got \[0, 2, 1\]; accepted: .* never falling",
+    ),
+    "beyond": (
+        {"t": X[0], "tensor_format": "thd", "cu_seqlens": torch.tensor([0, 3])},
+        ValueError,
+        "cu_seqlens: got 3 tokens by its last number; accepted: at most 2",
+    ),
+    "longer than angles": (
+        {"t": X.flatten(0, 1), "tensor_format": "thd", "cu_seqlens": torch.tensor([0, 8])},
+        ValueError,
+        r"freqs: got shape \(4, 1, 1, 8\).*at least 8",
+    ),
     "parallel": ({"cp_size": 2}, NotImplementedError, "cp_size: got 2; .*context parallelism"),
     "starts_below": ({"start_positions": torch.tensor([0, -1])}, ValueError, r"positions from -1 to 0; .* from 0 to "),
     "starts_beyond": ({"start_positions": torch.tensor([99, 0])}, ValueError, r"positions from 0 to 99"),

@@ -1,0 +1,215 @@
+"""AttentionCall: one call of DotProductAttention, checked, in the form that the implementations take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+
+from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed
+from te_hal.modules.attention import masks
+from te_hal.modules.attention.bias import ALIBI, Bias, check_bias
+from te_hal.modules.attention.choice import AttentionKey
+from te_hal.modules.attention.layout import PACKED, check_format, heads_first
+from te_hal.modules.attention.masks import RULES, WITH_PADDING, mask_type
+from te_hal.modules.attention.packed_operands import unpacked
+from te_hal.modules.attention.packing import Sequences, padding_of
+from te_hal.modules.attention.sequence_arguments import check_no_sequences, dense_sequences, thd_sequences
+from te_hal.modules.attention.sizes import Sizes, check_sizes
+from te_hal.modules.attention.softmax_type import VANILLA
+from te_hal.modules.attention.visibility import EVERYTHING, Visibility, check_window, is_bottom_right
+from te_hal.quantization import QuantizedTensor
+
+if TYPE_CHECKING:
+    from te_hal.modules.attention.masks import Padding
+
+
+class Attention(Sizes, Protocol):
+    """What a module decides for its calls."""
+
+    qkv_format: str
+    attn_mask_type: str
+    attention_type: str
+    layer_number: int | None
+    window_size: tuple[int, int] | None
+    bottom_right_diagonal: bool | None
+    softmax_type: str
+    return_max_logit: bool
+    always_written_out: bool
+
+
+class AttentionCall(NamedTuple):
+    """A call.
+
+    Attributes:
+        query: ``[b, h, sq, d]``, packed ``[t, h, d]``, in the activation dtype.
+        key: ``[b, g, sk, d]`` or ``[t, g, d]``.
+        value: the same with the channels of values.
+        sizes: ``(b, h, sq, sk)``; of packed sequences their number and the longest.
+        visibility: which keys are seen, of packed sequences those within each.
+        bias: what is added to the scores.
+        sequences: of packed queries and keys, None where they are not packed.
+        qkv_format: of the output.
+        key_of_plan: what the choice of an implementation depends on.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    sizes: tuple[int, int, int, int]
+    visibility: Visibility
+    bias: Bias
+    sequences: tuple[Sequences, Sequences] | None
+    qkv_format: str
+    key_of_plan: AttentionKey
+
+
+class Operands(NamedTuple):
+    """Queries, keys and values of a call, and what their tokens belong to.
+
+    Attributes:
+        tensors: in the activation dtype, ``[b, h, s, d]`` or packed ``[t, h, d]``.
+        sequences: those that are packed, or lie at the front of rows of one length; None: every row is whole.
+        name: mask type, of masks.RULES.
+        qkv_format: of the call.
+    """
+
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    sequences: tuple[Sequences, Sequences] | None
+    name: str
+    qkv_format: str
+
+
+def operands(module: Attention, label: str, given: dict[str, Any]) -> Operands:
+    """Check tensors, format, mask type and sequences of a call.
+
+    Args:
+        module: settings for arguments that are None.
+        label: the module, for messages.
+        given: the arguments of DotProductAttention.forward by name.
+
+    Raises:
+        ArgumentTypeError: queries, keys or values are no tensors.
+        ArgumentError: shapes, dtypes, devices or sequences that do not fit.
+    """
+    asked, kind = given.get("qkv_format"), given.get("attn_mask_type")
+    chosen = module.qkv_format if asked is None else check_format(f"{label}: qkv_format", asked)
+    name = module.attn_mask_type if kind is None else mask_type(f"{label}: attn_mask_type", kind)
+    query, key, value = check_sizes(label, unpacked(label, given, chosen), chosen, module)
+    dtype = activation_dtype(label, query, key=key, value=value)
+    query, key, value = (plain(tensor, dtype) for tensor in (query, key, value))
+    if chosen == PACKED:
+        name = WITH_PADDING.get(name, name)
+        sequences = thd_sequences(label, name, given, query, key, same=module.attention_type == "self")
+        return Operands((query, key, value), sequences, name, chosen)
+    query, key, value = (heads_first(tensor, chosen) for tensor in (query, key, value))
+    if (
+        RULES[name].tensor == "padding"
+        and given.get("attention_mask") is None
+        and given.get("cu_seqlens_q") is not None
+    ):
+        return Operands((query, key, value), dense_sequences(label, given, query, key), name, chosen)
+    check_no_sequences(label, name, given, query.shape[2], key.shape[2])
+    return Operands((query, key, value), None, name, chosen)
+
+
+def attention_call(module: Attention, label: str, given: dict[str, Any], found: Operands) -> AttentionCall:
+    """Masks, window and bias of a call around its operands.
+
+    Raises:
+        ArgumentError: masks, windows or biases that do not fit.
+    """
+    query, key, value = found.tensors
+    packed = found.qkv_format == PACKED
+    batch = len(found.sequences[0].lengths) if packed and found.sequences is not None else query.shape[0]
+    lengths = [s.longest for s in found.sequences] if found.sequences else [t.shape[-2] for t in (query, key)]
+    sizes = (batch, module.num_attention_heads, lengths[0], lengths[1])
+    bias = check_bias(
+        label,
+        given.get("core_attention_bias_type", "no_bias"),
+        given.get("core_attention_bias"),
+        given.get("alibi_slopes"),
+        sizes,
+        query.device,
+    )
+    visibility = _visibility(module, label, given, found, sizes, bias)
+    apart = module.softmax_type != VANILLA or module.return_max_logit
+    diagonal = visibility.diagonal(*sizes[2:])
+    in_tensor = diagonal is None or (apart and visibility.window != EVERYTHING)
+    simple = visibility.window == EVERYTHING or (visibility.window == (-1, 0) and _is_zero(visibility.offset))
+    plan = AttentionKey(
+        dtype=query.dtype,
+        device=query.device,
+        causal="none" if in_tensor or diagonal is None else diagonal[0],
+        windowed=not simple,
+        masked=visibility.hidden is not None,
+        mask_tensor=packed or visibility.hidden is not None or in_tensor,
+        sees_something=visibility.sees_something(*sizes[2:]),
+        empty=0 in sizes or 0 in query.shape or 0 in key.shape,
+        packed=packed,
+        bias=bias.type,
+        softmax_type=module.softmax_type,
+        tells_largest=module.return_max_logit,
+        always_written_out=module.always_written_out,
+    )
+    sequences = found.sequences if packed else None
+    return AttentionCall(query, key, value, sizes, visibility, bias, sequences, found.qkv_format, plan)
+
+
+def _visibility(
+    module: Attention,
+    label: str,
+    given: dict[str, Any],
+    found: Operands,
+    sizes: tuple[int, int, int, int],
+    bias: Bias,
+) -> Visibility:
+    name, device = found.name, found.tensors[0].device
+    asked = given.get("window_size")
+    window = check_window(label, module.window_size if asked is None else asked, name)
+    bottom_right = is_bottom_right(label, given.get("bottom_right_diagonal"), name, module.bottom_right_diagonal)
+    mask, padding, hidden = given.get("attention_mask"), None, None
+    if found.sequences is not None:
+        padding = padding_of(*found.sequences)
+    elif RULES[name].tensor == "padding":
+        padding = masks.padding(label, mask, sizes, device)
+    elif RULES[name].tensor == "arbitrary":
+        hidden = masks.arbitrary(label, mask, sizes, device)
+    else:
+        masks.refuse_mask(label, name, mask)
+    offset: int | torch.Tensor = 0
+    if bottom_right and (window != EVERYTHING or bias.type == ALIBI):
+        offset = sizes[3] - sizes[2] if padding is None else _own_offsets(padding, found.sequences)
+    seen = _without_idle_borders(window, offset, *sizes[2:])
+    if padding is not None and found.qkv_format != PACKED:
+        hidden = padding.hidden()
+    return Visibility(hidden, seen, offset)
+
+
+def _without_idle_borders(
+    window: tuple[int, int], offset: int | torch.Tensor, queries: int, keys: int
+) -> tuple[int, int]:
+    """The window, -1 for a border that hides no key of any query."""
+    if isinstance(offset, torch.Tensor):
+        return window
+    left, right = window
+    return -1 if left >= offset + queries - 1 else left, -1 if right >= keys - 1 - offset else right
+
+
+def _own_offsets(padding: Padding, sequences: tuple[Sequences, Sequences] | None) -> int | torch.Tensor:
+    """Each sequence's own; 0 where queries and keys are known to be as many."""
+    if padding.queries is padding.keys or (sequences is not None and sequences[0] is sequences[1]):
+        return 0
+    if sequences is None:
+        return padding.offsets()
+    offsets = sequences[1].lengths - sequences[0].lengths
+    return offsets if offsets.device.type != "cpu" or bool(offsets.any()) else 0
+
+
+def _is_zero(offset: int | torch.Tensor) -> bool:
+    return not isinstance(offset, torch.Tensor) and offset == 0
+
+
+def plain(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """In the activation dtype; a quantized tensor is dequantized."""
+    return tensor.dequantize(dtype=dtype) if isinstance(tensor, QuantizedTensor) else cast_if_needed(tensor, dtype)

@@ -1,0 +1,212 @@
+"""What a cache for generation refuses: sizes, steps that do not fit, overflow, sequences evicted twice."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from generation import CHANNELS, GROUPS, HEADS, LONGEST, Stack, cache
+
+import te_hal.modules as te
+from te_hal.schema.errors import TeHalError
+
+NEW = torch.zeros(1, 2, GROUPS, CHANNELS)
+
+CONSTRUCTOR = {
+    "batch": ({"max_batch_size": 0}, ValueError, "max_batch_size: got 0"),
+    "length": ({"max_sequence_length": 1.5}, ValueError, "max_sequence_length: got 1.5"),
+    "heads": ({"num_heads_kv": None}, ValueError, "num_heads_kv: got None"),
+    "channels": ({"head_dim_k": -1}, ValueError, "head_dim_k: got -1"),
+    "channels of values": ({"head_dim_v": 0}, ValueError, "head_dim_v: got 0"),
+    "dtype": ({"dtype": torch.float8_e4m3fn}, ValueError, "dtype: got torch.float8_e4m3fn.*the activation dtype"),
+    "no dtype": ({"dtype": None}, ValueError, "dtype: got None"),
+    "format": ({"qkv_format": "bhsd"}, ValueError, "qkv_format: got 'bhsd'; accepted: bshd, sbhd, thd"),
+    "no page size": ({"is_paged": True}, ValueError, "page_size: got None with is_paged=True"),
+    "no pages": ({"page_size": 4}, ValueError, "page_size: got 4 with is_paged=False"),
+    "pages alone": ({"total_num_pages": 4}, ValueError, "page_size: got None with .*total_num_pages=4"),
+    "flag": ({"is_paged": 1, "page_size": 4}, ValueError, "is_paged: got 1"),
+    "own manager": ({"custom_cache_manager": object()}, NotImplementedError, "custom_cache_manager: got .*is_paged"),
+}
+
+
+@pytest.mark.parametrize("name", CONSTRUCTOR)
+def test_a_cache_that_cannot_be_is_refused_by_name(name):
+    arguments, error, message = CONSTRUCTOR[name]
+    given = {
+        "max_batch_size": 2,
+        "max_sequence_length": 8,
+        "num_heads_kv": GROUPS,
+        "head_dim_k": CHANNELS,
+        "dtype": torch.float32,
+        **arguments,
+    }
+    with pytest.raises(error, match=f"InferenceParams: {message}") as caught:
+        te.InferenceParams(**given)
+    assert isinstance(caught.value, TeHalError)
+
+
+def attend(params: te.InferenceParams, tokens: int, batch: int = 1, **arguments: object) -> torch.Tensor:
+    query = torch.zeros(batch, tokens, HEADS, CHANNELS)
+    key = torch.zeros(batch, tokens, GROUPS, CHANNELS)
+    module = te.DotProductAttention(HEADS, CHANNELS, GROUPS, qkv_format="bshd", layer_number=1)
+    return module(query, key, key, inference_params=params, **arguments)
+
+
+OVERFLOWS = {
+    "too long": (
+        {},
+        {"a": LONGEST - 1},
+        {"a": 2},
+        "sequence 'a' with 23 tokens and 2 more; accepted: at most max_s.*24",
+    ),
+    "too many": ({}, {"a": 1}, dict.fromkeys("abcde", 1), "got 5 sequences; accepted: at most max_batch_size=4"),
+    "no page": (
+        {"is_paged": True, "page_size": 4, "total_num_pages": 3},
+        {"a": 8},
+        {"a": 1, "b": 1},
+        "got 4 pages for 2 sequences of 10 tokens in all; accepted: at most total_num_pages=3 of page_size=4",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OVERFLOWS)
+def test_an_overflow_is_refused_before_anything_has_changed(name):
+    arguments, first, second, message = OVERFLOWS[name]
+    params = cache(**arguments)
+    params.pre_step(first)
+    attend(params, max(first.values()))
+    before, slots = dict(params.sequences), copy.deepcopy(params._slots.blocks_of)
+    with pytest.raises(RuntimeError, match=message) as caught:
+        params.pre_step(second)
+    assert isinstance(caught.value, TeHalError)
+    assert dict(params.sequences) == before
+    assert params._slots.blocks_of == slots
+    params.pre_step({"a": 0})  # and goes on
+
+
+def test_a_sequence_is_evicted_once():
+    params = cache()
+    params.pre_step({"a": 2, "b": 2})
+    attend(params, 2, batch=2)
+    params.evict("a")
+    with pytest.raises(RuntimeError, match="sequence 'a', which was never named or has left already; accepted: 'b'"):
+        params.evict("a")
+    params.pre_step({"c": 1})
+    with pytest.raises(RuntimeError, match=r"evict: got sequence 'b'.*has left with it"):
+        params.evict("b")
+    with pytest.raises(RuntimeError, match="got sequence 'd'"):
+        params.evict("d")
+
+
+def test_a_sequence_that_comes_back_starts_anew():
+    params = cache()
+    params.pre_step({"a": 5})
+    attend(params, 5)
+    params.pre_step({"b": 1})
+    attend(params, 1)
+    params.pre_step({"a": 2})
+    assert dict(params.sequences) == {"a": 2}
+
+
+@pytest.mark.parametrize("new", [-1, 1.0, True, None, 7], ids=repr)
+def test_a_number_of_new_tokens_that_is_none_is_refused(new):
+    with pytest.raises(ValueError, match=r"pre_step: sequence 'a': got .*from 0 to 6 \(max_ctx_len\)"):
+        cache(max_ctx_len=6).pre_step({"a": new})
+
+
+def test_a_forward_without_a_step_and_a_step_without_a_forward_are_refused():
+    params = cache()
+    with pytest.raises(RuntimeError, match=r"a forward that no pre_step announced; .*pre_step\(\{sequence"):
+        attend(params, 1)
+    params.pre_step({"a": 1})
+    with pytest.raises(RuntimeError, match="a second step before any layer has read the first"):
+        params.pre_step({"a": 1})
+    attend(params, 1)
+    params.evict("a")
+    with pytest.raises(RuntimeError, match="no pre_step announced"):
+        attend(params, 1)
+
+
+def test_a_layer_that_missed_a_step_is_refused():
+    params = cache()
+    for _ in range(2):
+        params.pre_step({"a": 1})
+        attend(params, 1)
+    with pytest.raises(RuntimeError, match=r"of layer 2: got step 2 after step 0; .*layer_number"):
+        params.step(2, NEW[:, :1], NEW[:, :1], "bshd")
+
+
+def test_a_layer_may_read_a_step_twice():
+    params = cache()
+    params.pre_step({"a": 3})
+    first = attend(params, 3)
+    assert torch.equal(attend(params, 3), first)
+    assert dict(params.sequences) == {"a": 3}
+
+
+CALLS = {
+    "no cache": ({"inference_params": {}}, TypeError, "inference_params: got a dict"),
+    "mask": (
+        {"attention_mask": torch.zeros(1, 1, 1, 2)},
+        ValueError,
+        "attention_mask: got a value beside inference_par",
+    ),
+    "lengths": ({"cu_seqlens_q": torch.tensor([0, 2])}, ValueError, "cu_seqlens_q: got a value beside"),
+    "diagonal": ({"bottom_right_diagonal": True}, ValueError, "bottom_right_diagonal: got a value beside"),
+    "arbitrary": ({"attn_mask_type": "arbitrary"}, ValueError, "attn_mask_type: got 'arbitrary' with inference_params"),
+    "format": ({"qkv_format": "sbhd"}, ValueError, "qkv_format: got 'sbhd'; accepted: 'bshd'"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_a_cache_answers_itself_is_not_taken_from_the_caller(name):
+    arguments, error, message = CALLS[name]
+    params = cache()
+    params.pre_step({"a": 2})
+    tokens = torch.zeros(1, 2, HEADS, CHANNELS)
+    module = te.DotProductAttention(HEADS, CHANNELS, GROUPS, qkv_format="bshd", layer_number=1)
+    key = tokens[:, :, :GROUPS]
+    with pytest.raises(error, match=message):
+        module(**{"query_layer": tokens, "key_layer": key, "value_layer": key, "inference_params": params, **arguments})
+
+
+@pytest.mark.parametrize("arguments", [{"layer_number": None}, {"attention_type": "cross"}], ids=str)
+def test_a_module_without_a_cache_of_its_own_is_refused(arguments):
+    params = cache()
+    params.pre_step({"a": 2})
+    module = te.DotProductAttention(
+        GROUPS, CHANNELS, **{"qkv_format": "bshd", "layer_number": 1, "attention_type": "self", **arguments}
+    )
+    with pytest.raises(ValueError, match=r"inference_params: got layer_number=.*says whose cache it is"):
+        module(NEW, NEW, NEW, inference_params=params)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (NEW.double(), r"keys: got torch.float64 \(1, 2, 2, 8\) for new tokens \[2\]; accepted: torch.float32"),
+        (NEW[:, :1], r"keys: got .*\(1, 1, 2, 8\).*accepted: .*\[1, at least 2, 2, 8\]"),
+        (NEW.expand(2, 2, GROUPS, CHANNELS), r"keys: got .*\(2, 2, 2, 8\).*the batch that pre_step announced"),
+        (NEW[..., :4], r"keys: got .*\(1, 2, 2, 4\)"),
+    ],
+    ids=["dtype", "tokens", "batch", "channels"],
+)
+def test_keys_that_the_step_did_not_announce_are_refused(keys, message):
+    params = cache()
+    params.pre_step({"a": 2})
+    with pytest.raises(ValueError, match=message):
+        params.step(1, keys, NEW, "bshd")
+
+
+def test_gradients_are_refused():
+    stack, params = Stack(), cache()
+    params.pre_step({"a": 2})
+    with pytest.raises(RuntimeError, match=r"keys and values that need a gradient; .*torch\.no_grad"):
+        stack(torch.zeros(1, 2, 32), inference_params=params)
+
+
+def test_the_choice_is_asked_without_a_cache():
+    module = te.DotProductAttention(GROUPS, CHANNELS, layer_number=1)
+    with pytest.raises(ValueError, match="choice: inference_params: got a cache, which a call would change"):
+        module.choice(NEW, NEW, NEW, inference_params=cache())
