@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from te_hal.modules.delayed_wgrad import DelaysWgrad
 from te_hal.modules.linear_call import LinearCall, Quantizers
 from te_hal.modules.quantized_weights import QuantizedWeights, operand_of
 from te_hal.modules.recompute import kept_for_recompute
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from te_hal.schema.formats import ColumnwiseOrder
 
 
-class Fp8Module(ScalingModule):
+class Fp8Module(DelaysWgrad, ScalingModule):
     """Base of modules that quantize under :class:`te_hal.modules.autocast`.
 
     Another recipe, or the same one changed, drops the weights kept for ``is_first_microbatch``.
@@ -275,15 +276,17 @@ class Fp8Module(ScalingModule):
                 backward scaling states: it does if it is the first FP8 module of its region.
             gemm: number of the product.
         """
+        delayed = self._delayed[gemm] if self._delayed else None
         if not frame.enabled:
-            return LinearCall(label, plan, None, parameter, first, None, updates_backward=False)
+            return LinearCall(label, plan, None, parameter, first, None, updates_backward=False, delayed=delayed)
         region, record = frame.region, frame.record
         if frame.again:
             quantizers = Quantizers.of(record.quantizers, record.backward_state, gemm)
-            return LinearCall(label, plan, quantizers, parameter, first, region, updates_backward and record.updates)
-        quantizers = Quantizers.of(self.quantizers, self.fp8_meta["scaling_bwd"], gemm)
-        expected = updates_backward or (record is not None and record.expects_backward)
-        updates = expected and region is not None and region.take_first()
-        if record is not None and updates:
-            record.updates = True
-        return LinearCall(label, plan, quantizers, parameter, first, region, updates)
+            updates = updates_backward and record.updates
+        else:
+            quantizers = Quantizers.of(self.quantizers, self.fp8_meta["scaling_bwd"], gemm)
+            expected = updates_backward or (record is not None and record.expects_backward)
+            updates = expected and region is not None and region.take_first()
+            if record is not None and updates:
+                record.updates = True
+        return LinearCall(label, plan, quantizers, parameter, first, region, updates, delayed)

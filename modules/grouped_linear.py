@@ -47,7 +47,6 @@ _LATER_DEFAULTS: dict[str, object] = {
     "ub_overlap_rs": False,
     "ub_overlap_ag": False,
     "ub_name": None,
-    "delay_wgrad_compute": False,
     "use_grouped_tensor": None,
 }
 
@@ -75,9 +74,10 @@ class GroupedLinear(Fp8Module):
         single_grouped_weight: one parameter ``weight [num_gemms, out_features, in_features]`` in place of ``weight0``,
             ``weight1``, ...
         single_grouped_bias: one parameter ``bias [num_gemms, out_features]`` in place of ``bias0``, ``bias1``, ...
+        delay_wgrad_compute: the backward leaves the weight gradients to :meth:`backward_dw`.
         name: for messages.
         sequence_parallel, tp_group, tp_size, parallel_mode, ub_overlap_rs, ub_overlap_ag, ub_name,
-            delay_wgrad_compute, use_grouped_tensor: of later features; anything but the default is refused by name.
+            use_grouped_tensor: of later features; anything but the default is refused by name.
 
     Raises:
         UnsupportedError: an argument of a later feature; a stacked weight inside ``quantized_model_init``.
@@ -116,6 +116,7 @@ class GroupedLinear(Fp8Module):
         kind = "GroupedLinear"
         refuse_later(kind, locals(), _LATER_DEFAULTS)
         flags = {
+            "delay_wgrad_compute": delay_wgrad_compute,
             "fuse_wgrad_accumulation": fuse_wgrad_accumulation,
             "bias": bias,
             "return_bias": return_bias,
@@ -146,6 +147,8 @@ class GroupedLinear(Fp8Module):
         dtype = check_dtype(f"{kind}: params_dtype", params_dtype)
         self._parameters_of.register(self, dtype, parameter_device(device, f"{kind}: device"))
         self.reset_parameters()
+        if delay_wgrad_compute:
+            self.delay_wgrads(self._parameters_of.targets())
 
     @property
     def weight_names(self) -> list[str]:

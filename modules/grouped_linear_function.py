@@ -141,7 +141,7 @@ class GroupedLinearFunction(torch.autograd.Function):
             grad_weights.append(grad_weight)
             grad_biases.append(grad_bias)
         linear_steps.end_backward(call.products[0])
-        if call.stacked and key.main_grad_dtype is not None:
+        if call.stacked and key.main_grad_dtype is not None and call.products[0].delayed is None:
             grad_weights = _gradients_of_stacked(call)
         if grad_input is not None and call.dgrad_out is None:
             grad_input = grad_input.view(ctx.input_shape)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from te_hal.modules.call_checks import check_parameter
+from te_hal.modules.delayed_wgrad import Target
 from te_hal.modules.quantized_weights import readable_weight
 from te_hal.quantization.model_init import current_model_init
 from te_hal.schema.errors import UnsupportedError
@@ -56,6 +57,12 @@ class GroupedParameters:
         self.weight_names = ["weight"] if single_weight else [f"weight{number}" for number in range(count)]
         self._bias_slots = ["bias"] if single_bias else [f"bias{number}" for number in range(count)]
         self.bias_names = self._bias_slots if bias else []
+
+    def targets(self) -> list[Target]:
+        """Where the weight gradient of each product goes."""
+        if self.single_weight:
+            return [Target(("weight",), number) for number in range(self.count)]
+        return [Target((name,)) for name in self.weight_names]
 
     def register(self, module: torch.nn.Module, dtype: torch.dtype, device: torch.device) -> None:
         """Make the parameters, without values."""

@@ -10,6 +10,7 @@ from te_hal.dispatch import current_memo
 from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed, plain_input
 from te_hal.modules.arguments import check_callable, check_dtype, check_epsilon, check_size, refuse_later
 from te_hal.modules.call_checks import check_call
+from te_hal.modules.delayed_wgrad import Target
 from te_hal.modules.device import parameter_device
 from te_hal.modules.fp8_module import Fp8Module
 from te_hal.modules.gemm_parameters import DEFAULT_INIT, GemmParameters, returned_bias
@@ -48,7 +49,6 @@ _LATER_DEFAULTS: dict[str, object] = {
     "ub_bulk_wgrad": False,
     "ub_bulk_dgrad": False,
     "ub_name": None,
-    "delay_wgrad_compute": False,
     "symmetric_ar_type": None,
 }
 
@@ -100,10 +100,11 @@ class LayerNormLinear(Fp8Module):
         parameters_split: as in Linear.
         zero_centered_gamma: gamma is stored minus one, starts at 0, and the one is added in fp32.
         device: None: the current backend's.
+        delay_wgrad_compute: as in Linear.
         name: for messages.
         sequence_parallel, tp_group, tp_size, parallel_mode, return_layernorm_output_gathered, ub_overlap_ag,
-            ub_overlap_rs, ub_overlap_rs_dgrad, ub_bulk_wgrad, ub_bulk_dgrad, ub_name, delay_wgrad_compute,
-            symmetric_ar_type: of later features; anything but the default is refused by name.
+            ub_overlap_rs, ub_overlap_rs_dgrad, ub_bulk_wgrad, ub_bulk_dgrad, ub_name, symmetric_ar_type: of later
+            features; anything but the default is refused by name.
 
     Raises:
         UnsupportedError: an argument of a later feature.
@@ -147,6 +148,7 @@ class LayerNormLinear(Fp8Module):
         kind = "LayerNormLinear"
         refuse_later(kind, locals(), _LATER_DEFAULTS)
         flags = {
+            "delay_wgrad_compute": delay_wgrad_compute,
             "fuse_wgrad_accumulation": fuse_wgrad_accumulation,
             "bias": bias,
             "return_bias": return_bias,
@@ -175,6 +177,8 @@ class LayerNormLinear(Fp8Module):
         self._norm.register(self, dtype, place)
         self._gemm.register(self, dtype, place)
         self.reset_parameters()
+        if delay_wgrad_compute:
+            self.delay_wgrads([Target(tuple(self.weight_names))])
 
     @property
     def weight_names(self) -> list[str]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed, plain_input
 from te_hal.modules.activation_stage import check_activation, is_gated
 from te_hal.modules.arguments import check_callable, check_dtype, check_epsilon, check_size, refuse_later
 from te_hal.modules.call_checks import check_call
+from te_hal.modules.delayed_wgrad import Target
 from te_hal.modules.device import parameter_device
 from te_hal.modules.fp8_module import Fp8Module
 from te_hal.modules.gemm_parameters import DEFAULT_INIT, GemmParameters, returned_bias
@@ -18,7 +20,7 @@ from te_hal.modules.layernorm_mlp_plan import layernorm_mlp_key, make_layernorm_
 from te_hal.modules.main_grad import Microbatches, main_grad_dtype
 from te_hal.modules.norm_parameters import NormParameters, norm_op
 from te_hal.modules.plan_cache import PlanCache
-from te_hal.modules.recompute import recomputable
+from te_hal.modules.recompute import computes_for_backward, recomputable
 from te_hal.modules.rng_tracker import forked
 from te_hal.modules.shape_rule import check_fp8_shape
 from te_hal.modules.transforms import run_eagerly
@@ -46,9 +48,7 @@ _LATER_DEFAULTS: dict[str, object] = {
     "ub_overlap_rs_dgrad": False,
     "ub_bulk_dgrad": False,
     "ub_bulk_wgrad": False,
-    "delay_wgrad_compute": False,
     "symmetric_ar_type": None,
-    "checkpoint": False,
 }
 
 #: The products, in slot order.
@@ -78,11 +78,12 @@ class LayerNormMLP(Fp8Module):
         return_layernorm_output: return the norm's result as well, last.
         zero_centered_gamma: gamma is stored minus one, starts at 0, and the one is added in fp32.
         device: None: the current backend's.
+        delay_wgrad_compute: the backward leaves both weight gradients to :meth:`backward_dw`.
+        checkpoint: keep nothing but the input; the backward runs norm, fc1 and activation again (docs/recompute.md).
         name: for messages.
         sequence_parallel, tp_group, tp_size, return_layernorm_output_gathered, seq_length, micro_batch_size,
             set_parallel_mode, ub_overlap_ag, ub_overlap_rs, ub_overlap_rs_dgrad, ub_bulk_dgrad, ub_bulk_wgrad,
-            delay_wgrad_compute, symmetric_ar_type, checkpoint: of later features; anything but the default is refused
-            by name.
+            symmetric_ar_type: of later features; anything but the default is refused by name.
 
     Raises:
         UnsupportedError: an argument of a later feature.
@@ -131,6 +132,8 @@ class LayerNormMLP(Fp8Module):
         kind = "LayerNormMLP"
         refuse_later(kind, locals(), _LATER_DEFAULTS)
         flags = {
+            "delay_wgrad_compute": delay_wgrad_compute,
+            "checkpoint": checkpoint,
             "return_bias": return_bias,
             "bias": bias,
             "fuse_wgrad_accumulation": fuse_wgrad_accumulation,
@@ -150,6 +153,7 @@ class LayerNormMLP(Fp8Module):
         self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
         self.use_bias, self.return_bias = bias, return_bias
         self.return_layernorm_output = return_layernorm_output
+        self.checkpoint = checkpoint
         self.init_method = init_method or DEFAULT_INIT
         self.output_layer_init_method = output_layer_init_method or DEFAULT_INIT
         self.get_rng_state_tracker = get_rng_state_tracker
@@ -165,6 +169,8 @@ class LayerNormMLP(Fp8Module):
         for parameters in self._gemms.values():
             parameters.register(self, dtype, place)
         self.reset_parameters()
+        if delay_wgrad_compute:
+            self.delay_wgrads([Target((f"{gemm}_weight",)) for gemm in _GEMMS])
 
     def reset_parameters(self) -> None:
         """Weights by their init methods, biases to 0, gamma to 1 (0 where it is zero-centered), beta to 0, in place."""
@@ -174,7 +180,6 @@ class LayerNormMLP(Fp8Module):
             self._gemms["fc2"].fill(self, self.output_layer_init_method)
 
     @run_eagerly
-    @recomputable
     def forward(
         self, inp: torch.Tensor, is_first_microbatch: bool | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
@@ -195,6 +200,15 @@ class LayerNormMLP(Fp8Module):
             StateError: under ``fuse_wgrad_accumulation``, a weight without a ``main_grad`` that fits.
             UnsupportedError: the backend lacks the recipe; an FP8 forward inside a backward, by a hook.
         """
+        if not self.checkpoint or not torch.is_grad_enabled():
+            return self._forward(inp, is_first_microbatch)
+        found: torch.Tensor | tuple[torch.Tensor, ...] = torch_checkpoint(
+            self._forward, inp, is_first_microbatch, use_reentrant=False
+        )
+        return found
+
+    @recomputable
+    def _forward(self, inp: torch.Tensor, is_first_microbatch: bool | None) -> torch.Tensor | tuple[torch.Tensor, ...]:
         frame, label = current_frame(), self.label
         check_call(self, inp, ("hidden_size", self.hidden_size), is_first_microbatch, frame)
         formats = self._formats(frame, inp.device)
@@ -284,6 +298,7 @@ class LayerNormMLP(Fp8Module):
             second_call,
             self.return_layernorm_output,
             (calibrates[0], calibrates[1]),
+            leaves_out_fc2=self.checkpoint and frame.again and computes_for_backward(),
         ), (quantized[0], quantized[1])
 
     def extra_repr(self) -> str:

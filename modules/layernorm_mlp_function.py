@@ -32,6 +32,7 @@ class LayerNormMLPCall(NamedTuple):
         fc2: the second product.
         returns_norm: the norm's result is returned as well.
         calibrates: record the amax of what the products read; None each unless calibrating.
+        leaves_out_fc2: nobody reads the output, which is left unwritten.
     """
 
     norm: NormStage
@@ -40,6 +41,7 @@ class LayerNormMLPCall(NamedTuple):
     fc2: LinearCall
     returns_norm: bool
     calibrates: tuple[Quantizer | None, Quantizer | None]
+    leaves_out_fc2: bool = False
 
 
 class LayerNormMLPFunction(torch.autograd.Function):
@@ -84,7 +86,10 @@ class LayerNormMLPFunction(torch.autograd.Function):
         result = linear_steps.fprop(normed.operand, weights[0], None if fc1.key.bias_dtype is None else fc1_bias, fc1)
         activated = activate(result, later, call.activation, call.fc2)
         calibrate(call.calibrates[1], activated if isinstance(activated, torch.Tensor) else None)
-        output = linear_steps.fprop(activated, weights[1], fc2_bias, fc2)
+        if call.leaves_out_fc2:
+            output = rows.new_empty(rows.shape[0], fc2_weight.shape[0], dtype=fc2.key.dtype)
+        else:
+            output = linear_steps.fprop(activated, weights[1], fc2_bias, fc2)
         kept, returned = linear_steps.kept_input(normed.operand, fc1), None
         if call.returns_norm and normed.output is not None:
             returned = as_result(normed.output, input.shape)

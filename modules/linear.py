@@ -9,6 +9,7 @@ import torch
 from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed
 from te_hal.modules.arguments import check_callable, check_dtype, check_size, refuse_later
 from te_hal.modules.call_checks import check_call
+from te_hal.modules.delayed_wgrad import Target
 from te_hal.modules.device import parameter_device
 from te_hal.modules.fp8_module import Fp8Module
 from te_hal.modules.gemm_parameters import DEFAULT_INIT, GemmParameters, returned_bias
@@ -43,7 +44,6 @@ _LATER_DEFAULTS: dict[str, object] = {
     "ub_bulk_dgrad": False,
     "ub_bulk_wgrad": False,
     "ub_name": None,
-    "delay_wgrad_compute": False,
     "symmetric_ar_type": None,
 }
 
@@ -66,10 +66,11 @@ class Linear(Fp8Module):
         device: None: the current backend's.
         save_original_input: keep the unquantized input for backward and quantize it again there. Without effect under a
             recipe with a ``backward_override``, which says what is kept.
+        delay_wgrad_compute: the backward leaves the weight gradient to :meth:`backward_dw`.
         name: for messages.
         sequence_parallel, tp_group, tp_size, parallel_mode, ub_overlap_ag, ub_overlap_rs, ub_overlap_rs_dgrad,
-            ub_bulk_dgrad, ub_bulk_wgrad, ub_name, delay_wgrad_compute, symmetric_ar_type: of later features; anything
-            but the default is refused by name.
+            ub_bulk_dgrad, ub_bulk_wgrad, ub_name, symmetric_ar_type: of later features; anything but the default is
+            refused by name.
 
     Raises:
         UnsupportedError: an argument of a later feature.
@@ -108,6 +109,7 @@ class Linear(Fp8Module):
     ) -> None:
         refuse_later("Linear", locals(), _LATER_DEFAULTS)
         flags = {
+            "delay_wgrad_compute": delay_wgrad_compute,
             "fuse_wgrad_accumulation": fuse_wgrad_accumulation,
             "bias": bias,
             "return_bias": return_bias,
@@ -132,6 +134,8 @@ class Linear(Fp8Module):
         dtype = check_dtype("Linear: params_dtype", params_dtype)
         self._gemm.register(self, dtype, parameter_device(device, "Linear: device"))
         self.reset_parameters()
+        if delay_wgrad_compute:
+            self.delay_wgrads([Target(tuple(self.weight_names))])
 
     @property
     def weight_names(self) -> list[str]:

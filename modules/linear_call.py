@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from te_hal.modules.delayed_wgrad import DelayedWgrads
     from te_hal.modules.main_grad import FirstMicrobatch
     from te_hal.modules.plan import LinearPlan
     from te_hal.quantization.autocast import Region
@@ -51,6 +52,7 @@ class LinearCall(NamedTuple):
         first_microbatch: shared by the uses of the weight since a first microbatch; None otherwise.
         region: the autocast region; None without FP8.
         updates_backward: this call's backward ends with the update of backward scaling states.
+        delayed: where the backward leaves the weight gradient for later; None: it computes it.
     """
 
     module: str
@@ -60,3 +62,4 @@ class LinearCall(NamedTuple):
     first_microbatch: FirstMicrobatch | None
     region: Region | None
     updates_backward: bool
+    delayed: DelayedWgrads | None = None

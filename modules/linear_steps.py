@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -183,9 +184,23 @@ def dgrad(
 def wgrad(grad: Operand, kept: Operand | None, call: LinearCall) -> torch.Tensor | None:
     """``grad.T @ input`` for autograd, or into main_grad; None where nobody asks for it, or main_grad has it.
 
+    None too where the module leaves it for later (te_hal.modules.delayed_wgrad).
+
     Raises:
         StateError: ``main_grad`` is gone or does not fit any more.
     """
+    if call.delayed is None or not call.plan.key.wgrad:
+        return _wgrad_now(grad, kept, call)
+    call.delayed.put(partial(_wgrad_later, grad, kept, call), grad, kept)
+    return None
+
+
+def _wgrad_later(grad: Operand, kept: Operand | None, call: LinearCall) -> torch.Tensor | None:
+    gradient = _wgrad_now(grad, kept, call)
+    return gradient if call.plan.key.main_grad_dtype is None else None  # no hooks of autograd's run any more
+
+
+def _wgrad_now(grad: Operand, kept: Operand | None, call: LinearCall) -> torch.Tensor | None:
     plan, key, quantizers = call.plan, call.plan.key, call.quantizers
     if isinstance(kept, torch.Tensor):
         kept = plain_rows(kept)

@@ -140,6 +140,15 @@ def _name(module: torch.nn.Module) -> str:
     return str(getattr(module, "label", type(module).__name__))
 
 
+def computes_for_backward() -> bool:
+    """Whether the innermost checkpointed function runs again, so that its result is read by nobody but the backward.
+
+    That holds of torch's form without reentrance, which te_hal's own modules use for themselves.
+    """
+    phase = current_phase()
+    return phase is not None and phase.replayed is not None and not phase.recorders
+
+
 def kept_for_recompute(record: CallRecord, name: str, plan: LinearPlan) -> QuantizedStorage | None:
     """The weight that the first run kept or took, with the copies that this one reads; None: quantize it again.
 

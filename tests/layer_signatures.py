@@ -23,7 +23,7 @@ class Described(NamedTuple):
     wrong: dict[str, object]
 
 
-PARALLEL = {"sequence_parallel": True, "tp_group": object(), "tp_size": 2, "delay_wgrad_compute": True}
+PARALLEL = {"sequence_parallel": True, "tp_group": object(), "tp_size": 2}
 OVERLAP = dict.fromkeys(
     ("ub_overlap_ag", "ub_overlap_rs", "ub_overlap_rs_dgrad", "ub_bulk_dgrad", "ub_bulk_wgrad"), True
 )
@@ -80,7 +80,14 @@ LAYERNORM_LINEAR = Described(
         "ub_name": "qkv",
         "symmetric_ar_type": "multimem_all_reduce",
     },
-    COMMON_WRONG | {"eps": -1.0, "in_features": 0, "out_features": 2.0, "parameters_split": ("a", "b", "c", "d", "e")},
+    COMMON_WRONG
+    | {
+        "delay_wgrad_compute": 1,
+        "eps": -1.0,
+        "in_features": 0,
+        "out_features": 2.0,
+        "parameters_split": ("a", "b", "c", "d", "e"),
+    },
 )
 
 LAYERNORM_MLP = Described(
@@ -129,10 +136,11 @@ LAYERNORM_MLP = Described(
         "micro_batch_size": 2,
         "set_parallel_mode": True,
         "symmetric_ar_type": "multimem_all_reduce",
-        "checkpoint": True,
     },
     COMMON_WRONG
     | {
+        "checkpoint": None,
+        "delay_wgrad_compute": 1,
         "eps": float("nan"),
         "hidden_size": True,
         "ffn_hidden_size": -8,

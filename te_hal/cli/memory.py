@@ -113,8 +113,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call] # its __ini
         """Run the operation and add what it made."""
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            # A quantized tensor's own storage is as large as its nominal dtype says, but has no memory behind it.
-            if isinstance(leaf, torch.Tensor) and not hasattr(leaf, "quantized_storage"):
+            # A quantized tensor's own storage is as large as its nominal dtype says, but has no memory behind it, as on
+            # the meta device.
+            if isinstance(leaf, torch.Tensor) and not (hasattr(leaf, "quantized_storage") or leaf.is_meta):
                 self._add(leaf.untyped_storage())
         return result
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-_KIND, _VERSION = "te_hal.shadow call", 1
+_KIND, _VERSION = "te_hal.shadow call", 2
 _SUFFIX = ".tehalcall"
 
 
@@ -38,7 +38,7 @@ class SavedCall:
         device: type of the device that the operands were on.
         arguments: every argument by name, on the CPU, as before the call.
         found: the backend's results and written operands by name, on the CPU.
-        about: case, layer, direction, step, findings and versions, as text and numbers.
+        about: call, case, layer, direction, step, findings and versions, as text and numbers.
     """
 
     op: str
@@ -176,7 +176,7 @@ def _choice(value: Any, choices: tuple[object, ...]) -> Any:  # noqa: ANN401
     return next((choice for choice in choices if isinstance(value, str) and choice == value), value)
 
 
-def case_of(op: str, arguments: Mapping[str, Any]) -> str:
+def call_text(op: str, arguments: Mapping[str, Any]) -> str:
     """The call by operands with dtypes and shapes, and by its other arguments; without values of tensors."""
     words = [f"{name}={_word(value)}" for name, value in arguments.items() if value is not None]
     return f"{op}({', '.join(words)})"

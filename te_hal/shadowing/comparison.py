@@ -11,6 +11,7 @@ import torch
 from te_hal.dispatch import resolve
 from te_hal.schema.catalog import SCHEMAS
 from te_hal.shadowing.agreement import copied, disagreements, results_by_name
+from te_hal.testing.expectation import misfit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,6 +77,9 @@ def compare(op: str, kernel: Kernel, reference: Kernel, args: tuple[Any, ...], k
     before = time.perf_counter()
     result = kernel(*args, **kwargs)
     after = time.perf_counter()
+    problem = misfit(schema, result)
+    if problem:
+        return Outcome(result, given, {}, (problem,), time.perf_counter() - after + before - began)
     found = results_by_name(schema, result, arguments)
     own = {name: copied(value) for name, value in given.items()}
     due = results_by_name(schema, reference(**own), own)

@@ -25,7 +25,8 @@ class Difference:
 
     Attributes:
         op: its name.
-        case: operands with dtypes and shapes, and flags; names the call.
+        call: operands with dtypes and shapes, and flags.
+        case: what ``te-hal conformance --case`` takes for such calls; empty where the kit has none.
         backend: whose result it is.
         reference: what it was held against.
         step: number of the training step, from 1.
@@ -37,6 +38,7 @@ class Difference:
     """
 
     op: str
+    call: str
     case: str
     backend: str
     reference: str
@@ -51,8 +53,11 @@ class Difference:
         place = self.layer or "a layer that is not known"
         return (
             f"{self.op} on backend {self.backend} leaves its contract in step {self.step}, {place}, {self.direction}: "
-            f"{'; '.join(self.findings)}; case {self.case}; {self._what_next()}"
+            f"{'; '.join(self.findings)}; call {self.call}; {self._case()}; {self._what_next()}"
         )
+
+    def _case(self) -> str:
+        return f"case {self.case}" if self.case else "the conformance kit has no such case"
 
     def _what_next(self) -> str:
         if self.file is None:
@@ -64,7 +69,7 @@ class Difference:
         return ShadowError(
             f"te_hal.shadow: {self.op} on backend {self.backend}",
             got=f"a result outside its contract in step {self.step}, {self.layer or 'unknown layer'}, "
-            f"{self.direction}: {'; '.join(self.findings)}; case {self.case}",
+            f"{self.direction}: {'; '.join(self.findings)}; call {self.call}; {self._case()}",
             accepted=f"what {self.reference} gives, as close as the schema of {self.op} says",
             todo=self._what_next(),
         )

@@ -14,6 +14,7 @@ from te_hal.schema.validate import describe_call
 from te_hal.shadowing.agreement import results_by_name
 from te_hal.shadowing.call_file import read_call
 from te_hal.shadowing.comparison import compare, reference_kernel
+from te_hal.testing.expectation import misfit
 from te_hal.testing.parts import parts, unequal
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ class Replay:
         about = self.saved.about
         place = f"step {about['step']}, {about['layer'] or 'unknown layer'}, {about['direction']}"
         lines = [
-            f"{about['case']}",
+            f"{about['call']}",
+            f"case {about['case']}" if about["case"] else "the conformance kit has no such case",
             f"saved in {place}, on {self.saved.backend} beside {self.saved.reference}",
             *(f"  then: {sentence}" for sentence in about["findings"]),
             f"now on {self.backend}:",
@@ -78,7 +80,8 @@ def replay(path: Path, backend: str | None = None) -> Replay:
         kernel = resolve(call, Selection(name, _WHERE, Policy(), _WHERE, counted=False)).kernel
         reference = reference_kernel(call, Selection(saved.reference, _WHERE, Policy(), _WHERE, counted=False))
         outcome = compare(saved.op, kernel, reference, (), first)
-        again = results_by_name(schema, kernel(**second), second)
+        result = kernel(**second)
+        again = {} if misfit(schema, result) else results_by_name(schema, result, second)
     return Replay(
         saved=saved,
         backend=name,

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from te_hal.dispatch import Policy, Selection, use_backend, use_observer
 from te_hal.schema.errors import ArgumentError, BackendUnavailableError, StateError, UnsupportedError
-from te_hal.shadowing.call_file import SavedCall, case_of, versions, write_call
+from te_hal.shadowing.call_file import SavedCall, call_text, versions, write_call
+from te_hal.shadowing.case_id import case_id
 from te_hal.shadowing.comparison import compare, reference_kernel
 from te_hal.shadowing.cost import Cost
 from te_hal.shadowing.difference import Difference, ShadowWarning
@@ -150,7 +151,8 @@ class Shadow(contextlib.AbstractContextManager["Shadow"]):
     def _describe(self, op: str, backend: str, outcome: Outcome, bound_in: str | None, device: str) -> Difference:
         running = running_layer()
         facts: dict[str, Any] = {
-            "case": case_of(op, outcome.given),
+            "call": call_text(op, outcome.given),
+            "case": case_id(op, outcome.given),
             "step": self.steps + 1,
             "layer": running or bound_in,
             "direction": "forward" if running else "backward or outside of modules",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,7 +12,7 @@ from te_hal.schema.formats import E2M1, FORMATS, ColumnwiseOrder, ScalingMode
 from te_hal.schema.nvfp4_layout import NVFP4_MODES
 from te_hal.schema.op import REQUIRED, FlagType
 from te_hal.schema.storage_kind import StorageKind
-from te_hal.testing.sizes import shapes_of
+from te_hal.testing.sizes import is_shape, shapes_of
 from te_hal.testing.values import patterns_of
 
 if TYPE_CHECKING:
@@ -86,6 +87,47 @@ def axes_of(schema: OpSchema) -> Axes:
     axes["memory"] = MEMORY
     axes["run"] = RUNS
     return axes
+
+
+def takes(schema: OpSchema, axis: str, word: str) -> bool:
+    """Whether an axis may have a word: one of its values, or a shape, storage or number that is not among them."""
+    axes = axes_of(schema)
+    if axis not in axes or word in axes[axis]:
+        return axis in axes
+    if axis == "shape":
+        return is_shape(schema, word)
+    if "." in word and any(operand.name == axis and operand.formats for operand in schema.operands):
+        return word in _every_storage()
+    flag = next((f for f in schema.flags if flag_axis(schema, f.name) == axis and f.type in _NUMERIC), None)
+    if flag is None or word == "none":
+        return False
+    try:
+        flag_value(flag, word)
+    except ValueError:
+        return False
+    return True
+
+
+@functools.cache
+def _every_storage() -> frozenset[str]:
+    """Every word of a storage, those that no case is tried with included."""
+    modes = [mode.value for mode in known_modes()]
+    return frozenset(map(".".join, itertools.product(("e4m3", "e5m2"), modes, COPIES)))
+
+
+def flag_word(flag: Flag, value: Any) -> str:  # noqa: ANN401 - any argument that a flag takes
+    """The word of a flag's value; what :func:`flag_value` makes of it is the value again."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, torch.dtype):
+        return WORDS[value]
+    if flag.type is FlagType.WINDOW:
+        return ":".join(map(str, value))
+    if flag.type is FlagType.FLOATS:
+        return str(float(value[0]))
+    return str(getattr(value, "value", value))
 
 
 def flag_axis(schema: OpSchema, flag: str) -> str:

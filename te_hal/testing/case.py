@@ -12,7 +12,7 @@ from te_hal.schema.catalog import SCHEMAS
 from te_hal.schema.errors import ArgumentError
 from te_hal.schema.gemm import pairing
 from te_hal.schema.validate import describe_call
-from te_hal.testing.axes import axes_of
+from te_hal.testing.axes import axes_of, takes
 from te_hal.testing.covering import cover
 from te_hal.testing.operands import arguments_of
 
@@ -56,7 +56,7 @@ class Case:
 
     @staticmethod
     def of(text: str) -> Case:
-        """The case of an id, whether or not it is among those that :func:`cases` gives.
+        """The case of an id, whether or not it is among those that :func:`cases` gives; of any shape and number.
 
         Raises:
             ArgumentError: no op, axis or value of that name, or together no call that the op takes.
@@ -67,7 +67,7 @@ class Case:
         axes, words = _axes(op), everyday(op)
         for item in rest.split(",") if rest not in ("", _EVERYDAY) else []:
             axis, _, word = item.partition("=")
-            if word not in axes.get(axis, ()):
+            if not takes(SCHEMAS[op], axis, word):
                 accepted = f"{axis}=, one of {', '.join(axes[axis])}" if axis in axes else f"an axis: {', '.join(axes)}"
                 raise ArgumentError(f"case of {op}", got=repr(item), accepted=accepted, todo="copy a whole id")
             words[axis] = word

@@ -17,7 +17,7 @@ from te_hal.schema.support import Code
 from te_hal.schema.validate import describe_call
 from te_hal.testing.allocation import WatchedAllocation, through_torch
 from te_hal.testing.diagnosis import diagnose
-from te_hal.testing.expectation import expected, named
+from te_hal.testing.expectation import expected, misfit, named
 from te_hal.testing.finding import Finding, Kind, Outcome, Status
 from te_hal.testing.judge import judge, result_findings
 from te_hal.testing.parts import Part, parts, unequal
@@ -118,7 +118,7 @@ def _ended(
 
 
 def _run(tested: Tested, case: Case, placed: Placed, kernel: Kernel) -> Outcome:
-    first, watch, findings = _call(tested, kernel, placed, _POISONS[0])
+    first, watch, findings = _call(tested, case.schema, kernel, placed, _POISONS[0])
     if first is None or watch is None:
         return _ended(tested, case, findings)
     due = expected(case)
@@ -132,8 +132,8 @@ def _run(tested: Tested, case: Case, placed: Placed, kernel: Kernel) -> Outcome:
     kept = _kept(found)
     watched = bool(kept) and all(watch.holds(t) for t in _tensors(found, placed))
     again = place(case.schema, case.arguments(), case.words["memory"], tested.device)
-    second, _, trouble = _call(tested, kernel, again, _POISONS[1])
-    if second is None and any(f.kind in (Kind.ERROR, Kind.LIE) for f in trouble):
+    second, _, trouble = _call(tested, case.schema, kernel, again, _POISONS[1])
+    if second is None and any(f.kind in (Kind.ERROR, Kind.LIE, Kind.RESULT) for f in trouble):
         findings.append(
             Finding(Kind.LATE, f"the first call returned, the same one again failed: {trouble[0].sentence}")
         )
@@ -148,9 +148,9 @@ def _run(tested: Tested, case: Case, placed: Placed, kernel: Kernel) -> Outcome:
 
 
 def _call(
-    tested: Tested, kernel: Kernel, placed: Placed, poison: int
+    tested: Tested, schema: OpSchema, kernel: Kernel, placed: Placed, poison: int
 ) -> tuple[Any, WatchedAllocation | None, list[Finding]]:
-    """The kernel's result, () where the op has none; None and what came instead where it raised."""
+    """The kernel's result, () where the op has none; None and what came instead where that is no such thing."""
     watch = WatchedAllocation(poison)
     try:
         with watch, through_torch(tested.backend.allocator):
@@ -167,7 +167,10 @@ def _call(
         Finding(Kind.CHANGED if "only read" in sentence else Kind.OUTSIDE, sentence)
         for sentence in (*placed.damage(), *watch.damage())
     ]
-    return (() if result is None else result), watch, findings
+    problem = misfit(schema, result)
+    if problem:
+        return None, None, [Finding(Kind.RESULT, problem)]
+    return ((None,) * len(schema.outputs) if result is None else result), watch, findings
 
 
 def invoke(backend: Backend, schema: OpSchema, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - as the op has it

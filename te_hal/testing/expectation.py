@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from te_hal import ops
 from te_hal.dispatch import use_backend
 from te_hal.schema.storage import QuantizedStorage
@@ -13,8 +15,6 @@ from te_hal.testing.oracles.bounded import BOUNDED, Due
 from te_hal.testing.oracles.exact import EXACT
 
 if TYPE_CHECKING:
-    import torch
-
     from te_hal.schema.op import OpSchema
     from te_hal.testing.case import Case
 
@@ -85,6 +85,18 @@ def _size(schema: OpSchema, name: str, value: torch.Tensor, given: dict[str, Any
         return spread + known.mean() if known.numel() else spread
     size: torch.Tensor = given["grad_output"].double().abs().sum(0)
     return size
+
+
+def misfit(schema: OpSchema, result: Any) -> str:  # noqa: ANN401 - whatever a kernel gives
+    """What keeps a result from being read as the op's outputs; empty: nothing."""
+    results = result if isinstance(result, tuple) else (result,)
+    names = ", ".join(output.name for output in schema.outputs)
+    if schema.outputs and len(results) != len(schema.outputs):
+        return f"{len(results)} results; due are {len(schema.outputs)}: {names}"
+    for output, value in zip(schema.outputs, results, strict=False):
+        if value is not None and not isinstance(value, (torch.Tensor, QuantizedStorage)):
+            return f"result {output.name} is a {type(value).__name__}; due is a tensor or a QuantizedStorage"
+    return ""
 
 
 def named(schema: OpSchema, result: Any, arguments: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401 - as the op has it

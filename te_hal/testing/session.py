@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from te_hal.schema.catalog import SCHEMAS
-from te_hal.schema.errors import ArgumentError
+from te_hal.schema.errors import ArgumentError, TeHalError
 from te_hal.testing.case import Case, cases
 from te_hal.testing.finding import Status
-from te_hal.testing.workers import run_cases
+from te_hal.testing.workers import load_apart, run_cases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -95,13 +95,19 @@ def conformance(
         heard: called with every outcome as it comes.
 
     Raises:
-        TeHalError: the backend cannot be used here, or nothing matches.
+        TeHalError: the backend cannot be used here, ends the process or hangs while it is loaded, or nothing matches.
     """
     begun = time.monotonic()
-    tested = subject.prepare()
+    first = load_apart(subject, jobs) if jobs else None
+    try:
+        tested = subject.prepare()
+        run = chosen_cases(op, ids, quick=quick, streams=tested.streams is not None)
+    except TeHalError:
+        if first is not None:
+            first.end()
+        raise
     outcomes = []
-    run = chosen_cases(op, ids, quick=quick, streams=tested.streams is not None)
-    for outcome in run_cases(subject, run, jobs=jobs, timeout=timeout):
+    for outcome in run_cases(subject, run, jobs=jobs, timeout=timeout, first=first):
         outcomes.append(outcome)
         heard(outcome)
     whole = not ids and op == ".*"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from te_hal.schema.shapes import parse
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from te_hal.schema.op import OpSchema
 
+_SCALAR = "scalar"
 #: Written as sizes joined by "x": leading ones first, then one per symbol. The first is the everyday one. Off a tile,
 #: a tile, one element, empty in each place, several tiles and a bit.
-_NO_SYMBOL = ("24x40", "scalar", "1", "129", "13x37", "3x5x7", "130x264", "128x128", "0x16", "16x0", "1x1000")
+_NO_SYMBOL = ("24x40", _SCALAR, "1", "129", "13x37", "3x5x7", "130x264", "128x128", "0x16", "16x0", "1x1000")
 _SHAPES: dict[tuple[bool, int], tuple[str, ...]] = {
     (True, 0): _NO_SYMBOL,
     (True, 1): ("24x40", "7", "1x1", "13x37", "3x5x24", "130x264", "0x16", "16x1", "5x1000", "64x128"),
@@ -46,7 +50,7 @@ def operand_shapes(schema: OpSchema, shape: str, variant: object) -> dict[str, t
     Raises:
         ValueError: another number of sizes than the op has symbols.
     """
-    sizes = () if shape == "scalar" else tuple(int(size) for size in shape.split("x"))
+    sizes = () if shape == _SCALAR else tuple(int(size) for size in shape.split("x"))
     _, symbols = _symbols(schema, variant)
     count = len(sizes) - len(symbols)
     if count < 0:
@@ -66,6 +70,38 @@ def operand_shapes(schema: OpSchema, shape: str, variant: object) -> dict[str, t
             dims = parse(rule)
             found[operand.name] = (leading if dims.leading else ()) + tuple(f * known[s] for f, s in dims.sizes)
     return found
+
+
+def shape_word(schema: OpSchema, shapes: Mapping[str, tuple[int, ...]], variant: object) -> str:
+    """The shape of a case, as :func:`operand_shapes` reads it, from the shapes of a call's operands.
+
+    Args:
+        schema: the op.
+        shapes: by operand, without those that are left out.
+        variant: value of the op's variant flag; None without one.
+    """
+    _, symbols = _symbols(schema, variant)
+    leading: tuple[int, ...] = ()
+    known: dict[str, int] = {}
+    for operand in schema.operands:
+        rule = schema.shape_rule(operand.shape, variant)
+        if operand.name not in shapes or rule[0] in "1*<":
+            continue
+        dims, shape = parse(rule), shapes[operand.name]
+        count = len(shape) - len(dims.sizes)
+        leading = shape[:count] if dims.leading else leading
+        known |= {symbol: size // factor for (factor, symbol), size in zip(dims.sizes, shape[count:], strict=True)}
+    sizes = (*leading, *(known[symbol] for symbol in symbols))
+    return "x".join(map(str, sizes)) or _SCALAR
+
+
+def is_shape(schema: OpSchema, word: str) -> bool:
+    """Whether a word is a shape that the op's operands may have, among those that it is tried with or not."""
+    if not re.fullmatch(rf"{_SCALAR}|\d+(x\d+)*", word):
+        return False
+    leading, symbols = _symbols(schema, _first_variant(schema))
+    count = 0 if word == _SCALAR else word.count("x") + 1
+    return count >= len(symbols) if leading or not symbols else count == len(symbols)
 
 
 def _first_variant(schema: OpSchema) -> object:

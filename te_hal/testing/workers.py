@@ -22,10 +22,25 @@ if TYPE_CHECKING:
     from te_hal.testing.case import Case
     from te_hal.testing.subject import Subject
 
-_START_SECONDS = 120.0
+#: What loading a backend may take, its libraries included.
+START_SECONDS = 120.0
 
 
-def run_cases(subject: Subject, cases: Sequence[Case], *, jobs: int = 1, timeout: float = 60.0) -> Iterator[Outcome]:
+def load_apart(subject: Subject, jobs: int) -> Worker:
+    """A worker that has loaded the backend: whoever loads it in this process knows that it neither crashes nor hangs.
+
+    Raises:
+        TeHalError: the backend cannot be used here.
+        StateError: loading it ended the process, or did not come back in time.
+    """
+    worker = Worker(subject, jobs)
+    worker.begin()
+    return worker
+
+
+def run_cases(
+    subject: Subject, cases: Sequence[Case], *, jobs: int = 1, timeout: float = 60.0, first: Worker | None = None
+) -> Iterator[Outcome]:
     """The outcome of every case, as they come.
 
     Args:
@@ -33,17 +48,19 @@ def run_cases(subject: Subject, cases: Sequence[Case], *, jobs: int = 1, timeout
         cases: what to run.
         jobs: worker processes; 0: this process, where nothing catches a crash.
         timeout: seconds that a case may take.
+        first: a worker that :func:`load_apart` has started; ended with the others.
 
     Raises:
         TeHalError: the backend cannot be used here.
-        StateError: a worker ended before its first case.
+        StateError: a worker ended, or did not start in time, before its first case.
     """
     if jobs == 0:
         tested = subject.prepare()
         yield from (run_case(tested, case) for case in cases)
         return
     waiting = list(reversed(cases))
-    workers = [_Worker(subject, jobs) for _ in range(max(1, min(jobs, len(cases))))]
+    workers = [first or Worker(subject, jobs)]
+    workers += [Worker(subject, jobs) for _ in range(min(jobs, len(cases)) - 1)]
     try:
         while waiting or any(worker.case for worker in workers):
             for worker in workers:
@@ -54,14 +71,14 @@ def run_cases(subject: Subject, cases: Sequence[Case], *, jobs: int = 1, timeout
                 if outcome is None:
                     continue
                 if not worker.process.is_alive():
-                    workers[index] = _Worker(subject, jobs)
+                    workers[index] = Worker(subject, jobs)
                 yield outcome
     finally:
         for worker in workers:
             worker.end()
 
 
-class _Worker:
+class Worker:
     """One process and the case that it is at."""
 
     def __init__(self, subject: Subject, jobs: int) -> None:
@@ -73,13 +90,14 @@ class _Worker:
         self.case: Case | None = None
         self._deadline = 0.0
         self._ready = False
+        self._backend = subject.backend
 
     def give(self, waiting: list[Case], timeout: float) -> None:
         """The next case, where this one has none; the first waits for the process to be ready."""
         if self.case is not None or not waiting:
             return
         if not self._ready:
-            self._begin()
+            self.begin()
         self.case = waiting.pop()
         self._deadline = time.monotonic() + timeout
         try:
@@ -87,20 +105,32 @@ class _Worker:
         except OSError:
             self._deadline = 0.0
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Wait until the process has loaded the backend.
+
+        Raises:
+            TeHalError: the backend cannot be used here.
+            StateError: the process ended, or is not ready in time.
+        """
         try:
-            answer = self.pipe.recv() if self.pipe.poll(_START_SECONDS) else None
+            answer = self.pipe.recv() if self.pipe.poll(START_SECONDS) else None
+            late = answer is None
         except EOFError:
-            answer = None
+            answer, late = None, False
         if isinstance(answer, TeHalError):
+            self.end()
             raise answer
         if answer is None:
-            self.process.kill()
+            if late:
+                self.process.kill()
+            self.process.join()
             raise StateError(
-                "te_hal.testing",
-                got=f"a worker process that ended, or did not start within {_START_SECONDS:.0f} s",
-                accepted="one that loads the backend",
-                todo="load the backend in this process: -j 0",
+                f"te_hal.testing: backend {self._backend}",
+                got=f"loading that takes over {START_SECONDS:g} s"
+                if late
+                else f"{_say(self.process.exitcode)} while loading",
+                accepted="a backend, or an error that says what is missing",
+                todo="look at its import, create_backend and usable(); TE_HAL_DENY=name leaves out another one",
             )
         self._ready = True
 
@@ -132,6 +162,7 @@ class _Worker:
         return Outcome(self.case.id, self.case.op, Status.FAILED, (finding,))
 
     def end(self) -> None:
+        """Close the pipe, which ends an idle process, and end one that is not idle."""
         self.pipe.close()
         self.process.join(1.0)
         if self.process.is_alive():

@@ -55,7 +55,7 @@ def test_what_fails_ends_with_code_1():
         (("--backend", "nosuch"), "nosuch"),
         (("--backend", "null", "--op", "relu"), "name at least one op"),
         (("--backend", "null", "--op", "("), "a regular expression"),
-        (("--backend", "null", "--case", "amax:shape=2"), "copy a whole id"),
+        (("--backend", "null", "--case", "amax:shape=2x"), "copy a whole id"),
         (("--backend", "null", "--mode", "perf", "--json", "x"), "go with --mode test"),
     ],
     ids=["backend", "op", "regex", "case", "mode"],

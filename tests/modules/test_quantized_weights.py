@@ -177,17 +177,45 @@ def live_bytes(build: object) -> tuple[object, int, int]:
     return made, live.now, live.peak
 
 
-def test_a_weight_takes_1_byte_an_element_and_its_making_one_layer_more():
+#: Most bytes per weight, and of working memory: NVFP4 rounds in fp32, in chunks of rows whose size no layer changes.
+SIZES = {"current": (recipe.Float8CurrentScaling, 1.05, 0), "nvfp4": (recipe.NVFP4BlockScaling, 0.6, 9 << 18)}
+LAYERS, SIDE = 3, 1024
+LAYER = 2 * SIDE * SIDE  # in bf16
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_weight_takes_1_byte_an_element_or_0_6_and_its_making_one_layer_more(name):
+    chosen, bound, working = SIZES[name]
+
     def model() -> torch.nn.Module:
-        with te.quantized_model_init(recipe=recipe.Float8CurrentScaling()):
-            layers = [te.Linear(256, 256, bias=False, params_dtype=torch.bfloat16) for _ in range(8)]
+        with te.quantized_model_init(recipe=chosen()):
+            layers = [te.Linear(SIDE, SIDE, bias=False, params_dtype=torch.bfloat16) for _ in range(LAYERS)]
             return torch.nn.Sequential(*layers)
 
     made, now, peak = live_bytes(model)
-    elements, layer = 8 * 256 * 256, 2 * 256 * 256  # a layer in bf16
     assert all(p._columnwise_data is None for p in made.parameters())
-    assert now <= 1.05 * elements
-    assert peak <= now + 1.05 * layer
+    assert now <= bound * LAYERS * SIDE * SIDE
+    assert peak <= now + 1.05 * LAYER + working
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_converting_layer_by_layer_takes_one_quantized_layer_more(name):
+    chosen, bound, working = SIZES[name]
+
+    def convert() -> torch.nn.Module:
+        model = torch.nn.Sequential(
+            *(torch.nn.Linear(SIDE, SIDE, bias=False, dtype=torch.bfloat16) for _ in range(LAYERS))
+        )
+        for number in range(LAYERS):
+            with te.quantized_model_init(recipe=chosen()):
+                layer = te.Linear(SIDE, SIDE, bias=False, params_dtype=torch.bfloat16, device="meta")
+            layer.to_empty(device="cpu").load_state_dict(model[number].state_dict())
+            model[number] = layer
+        return model
+
+    _, now, peak = live_bytes(convert)
+    assert now <= bound * LAYERS * SIDE * SIDE
+    assert peak <= LAYERS * LAYER + 0.55 * LAYER + working
 
 
 def test_the_initial_value_is_preserved_exactly_until_it_is_cleared():
@@ -199,6 +227,19 @@ def test_the_initial_value_is_preserved_exactly_until_it_is_cleared():
     assert module.weight.get_high_precision_init_val() is None
     assert torch.equal(twin.weight.get_high_precision_init_val(), weight)
     assert not hasattr(quantized().weight, "get_high_precision_init_val")
+
+
+def test_each_group_keeps_an_initial_value_of_its_own():
+    torch.manual_seed(0)
+    plain_one = te.GroupedLinear(2, 32, 64, params_dtype=torch.bfloat16)
+    torch.manual_seed(0)
+    with te.quantized_model_init(recipe=recipe.Float8CurrentScaling(), preserve_high_precision_init_val=True):
+        module = te.GroupedLinear(2, 32, 64, params_dtype=torch.bfloat16)
+    for name in ("weight0", "weight1"):
+        kept = module.get_parameter(name).get_high_precision_init_val()
+        assert torch.equal(kept, plain_one.get_parameter(name).detach())
+        module.get_parameter(name).clear_high_precision_init_val()
+    assert "preserved value" not in te.memory_report(module).by_kind()
 
 
 def test_a_master_may_start_from_the_preserved_value():

@@ -15,6 +15,7 @@ from te_hal import ops, recipe
 from te_hal.dispatch import register_backend
 from te_hal.schema.errors import ArgumentError, BackendNotFoundError, StateError
 from te_hal.shadowing import ShadowError, ShadowWarning
+from te_hal.testing import Case
 
 STEPS = 3
 RECIPES = {
@@ -79,7 +80,8 @@ def test_a_planted_fault_is_reported_with_op_layer_direction_and_file(fault, tmp
     found = shadow.difference
     assert (found.op, found.backend, found.step, found.layer) == (op, "faulty", 1, layer)
     assert found.direction.startswith(direction)
-    assert found.case.startswith(f"{op}(")
+    assert found.call.startswith(f"{op}(")
+    assert Case.of(found.case).op == op
     assert found.findings
     assert [found.file] == list(tmp_path.iterdir())
     assert shadow.cost.ops[op].differing > 1
