@@ -20,6 +20,7 @@ import torch
 import te_hal
 import te_hal.modules as te
 from te_hal import recipe
+from te_hal.quantization import quantizer_factories
 
 E4M3, HYBRID = recipe.Format.E4M3, recipe.Format.HYBRID
 RECIPES: dict[str, recipe.Recipe | None] = {
@@ -34,6 +35,18 @@ RECIPES: dict[str, recipe.Recipe | None] = {
     "NVFP4BlockScaling(disable_rht)": recipe.NVFP4BlockScaling(disable_rht=True),
     "MTFP8BlockScaling()": recipe.MTFP8BlockScaling(),
     "MTFP8BlockScaling(E4M3)": recipe.MTFP8BlockScaling(fp8_format=E4M3),
+    "Float8CurrentScaling(backward_override='high_precision')": recipe.Float8CurrentScaling(
+        backward_override="high_precision"
+    ),
+    "Float8CurrentScaling(backward_override='dequantized')": recipe.Float8CurrentScaling(
+        backward_override="dequantized"
+    ),
+    "CustomRecipe(high_precision_fwd_mxfp8_bwd_factory)": recipe.CustomRecipe(
+        qfactory=quantizer_factories.high_precision_fwd_mxfp8_bwd_factory
+    ),
+    "CustomRecipe(mxfp8_fwd_nvfp4_bwd_factory)": recipe.CustomRecipe(
+        qfactory=quantizer_factories.mxfp8_fwd_nvfp4_bwd_factory
+    ),
 }
 
 

@@ -42,7 +42,7 @@ class HybridCasts(NamedTuple):
 
 
 class HybridQuantizer(Quantizer):
-    """Quantizes what one product reads by one quantizer and what the other reads by another one.
+    """Quantizes what one product reads by one quantizer and what the other reads by another one (docs/numerics.md, F7).
 
     Of an input and a weight, fprop reads the rowwise part; wgrad, and dgrad, the columnwise one. Of a gradient, dgrad
     reads the rowwise part, wgrad the columnwise one. As the result of a layer (``fp8_output``, ``fp8_grad``) it is the

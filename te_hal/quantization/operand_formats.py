@@ -80,7 +80,7 @@ class Formats(NamedTuple):
     Attributes:
         hybrids: roles that become two parts, with what these are; their own fields are None.
         backward_override: None; or what dgrad and wgrad multiply in place of codes: the operands as they were before
-            the cast ("high_precision"), or what the forward's codes stand for ("dequantized").
+            the cast ("high_precision"), or what the forward's codes stand for ("dequantized"); docs/numerics.md, F6.
     """
 
     input: OperandFormat | None
