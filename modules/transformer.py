@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from te_hal.modules.attention.multihead_attention import MultiheadAttention
+from te_hal.modules.inference.row_padding import in_padded_rows
 from te_hal.modules.label import Labelled
 from te_hal.modules.layernorm import LayerNorm
 from te_hal.modules.layernorm_mlp import LayerNormMLP
@@ -23,6 +24,7 @@ from te_hal.modules.transforms import run_eagerly
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from te_hal.modules.inference import InferenceParams
     from te_hal.modules.normalization import Normalization
 
 _NORMS: dict[str, type[Normalization]] = {"LayerNorm": LayerNorm, "RMSNorm": RMSNorm}
@@ -177,7 +179,7 @@ class TransformerLayer(Labelled, torch.nn.Module):
         enc_dec_bottom_right_diagonal: bool | None = None,
         is_first_microbatch: bool | None = None,
         checkpoint_core_attention: bool = False,
-        inference_params: object = None,
+        inference_params: InferenceParams | None = None,
         rotary_pos_emb: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
         core_attention_bias_type: str = "no_bias",
         core_attention_bias: torch.Tensor | None = None,
@@ -198,9 +200,11 @@ class TransformerLayer(Labelled, torch.nn.Module):
             attention_mask: as DotProductAttention takes it.
             self_attn_mask_type: for this call; None: the layer's.
             is_first_microbatch: as in Linear.
+            inference_params: the cache of keys and values, of which ``layer_number`` says the layer. Under FP8 rows are
+                padded to the number that products take, inside each part.
             rotary_pos_emb: as in MultiheadAttention.
             window_size, bottom_right_diagonal, encoder_output, enc_dec_attn_mask, enc_dec_attn_mask_type,
-                enc_dec_window_size, enc_dec_bottom_right_diagonal, checkpoint_core_attention, inference_params,
+                enc_dec_window_size, enc_dec_bottom_right_diagonal, checkpoint_core_attention,
                 core_attention_bias_type, core_attention_bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv,
                 cu_seqlens_q_padded, cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv, fast_zero_fill,
                 pad_between_seqs: of later features; anything but the default is refused by name.
@@ -217,10 +221,15 @@ class TransformerLayer(Labelled, torch.nn.Module):
             attention_mask=attention_mask,
             attn_mask_type=self_attn_mask_type,
             is_first_microbatch=is_first_microbatch,
+            inference_params=inference_params,
             rotary_pos_emb=rotary_pos_emb,
         )
         between = self._added(attended, hidden_states)
-        output = self._added(self.layernorm_mlp(between, is_first_microbatch=is_first_microbatch), between)
+        if inference_params is None:
+            given = self.layernorm_mlp(between, is_first_microbatch=is_first_microbatch)
+        else:
+            given = in_padded_rows(self.layernorm_mlp, between, is_first_microbatch=is_first_microbatch)
+        output = self._added(given, between)
         return self.layernorm(output) if self.output_layernorm else output
 
     def _added(self, given: tuple[torch.Tensor, ...], read: torch.Tensor) -> torch.Tensor:

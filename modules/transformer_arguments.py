@@ -53,7 +53,6 @@ _FORWARD: dict[str, object] = {
     "enc_dec_window_size": None,
     "enc_dec_bottom_right_diagonal": None,
     "checkpoint_core_attention": False,
-    "inference_params": None,
     "core_attention_bias_type": "no_bias",
     "core_attention_bias": None,
     "alibi_slopes": None,

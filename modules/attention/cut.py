@@ -24,7 +24,7 @@ class _CutFunction(torch.autograd.Function):
         """Parts of ``sizes`` along ``dim``."""
         ctx.shape, ctx.dtype, ctx.device = mixed.shape, mixed.dtype, mixed.device
         ctx.sizes, ctx.dim = sizes, dim
-        return torch.split(mixed, sizes, dim)
+        return torch.split(mixed, list(sizes), dim)
 
     @staticmethod
     @run_eagerly

@@ -88,6 +88,26 @@ def test_alibi_counts_from_the_end_of_each_sequence(qkv_format):
         )
 
 
+@pytest.mark.parametrize("attn_input_format", ["bshd", "sbhd"])
+def test_transformer_layers_generate(attn_input_format):
+    layers = torch.nn.ModuleList(
+        te.TransformerLayer(HIDDEN, 64, HEADS, layer_number=n + 1, attn_input_format=attn_input_format).eval()
+        for n in range(LAYERS)
+    )
+
+    class Model(torch.nn.Module):
+        def forward(self, hidden: torch.Tensor, **arguments: object) -> torch.Tensor:
+            for layer in layers:
+                hidden = layer(hidden, **arguments)
+            return hidden
+
+    schedule = SCHEDULES["joining and leaving"]
+    generation = generate(Model(), cache(num_heads_kv=HEADS, qkv_format=attn_input_format), schedule)
+    for name, tokens in generation.tokens.items():
+        row = tokens.unsqueeze(0) if attn_input_format == "bshd" else tokens.unsqueeze(1)
+        torch.testing.assert_close(generation.output(name), Model()(row).view(tokens.shape), **CLOSE)
+
+
 def test_without_a_causal_mask_new_queries_see_all_that_is_cached():
     attention = te.DotProductAttention(1, 4, qkv_format="bshd", attn_mask_type="no_mask", layer_number=1)
     params = cache(num_heads_kv=1, head_dim_k=4)

@@ -156,6 +156,28 @@ def test_inference_mode_gives_the_bytes_of_no_grad_under_fp8(name):
     assert torch.equal(*results)
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_whole_layer_generates_with_amax_of_the_rows_alone(name):
+    torch.manual_seed(2)
+    layers = [te.TransformerLayer(HIDDEN, 64, 4, layer_number=1, attn_input_format="bshd", params_dtype=BF16).eval()]
+    torch.nn.init.constant_(layers[0].layernorm_mlp.fc1_bias, 9.0)  # gelu of it is more than of any token's sum
+    with torch.no_grad():
+        layers[0].layernorm_mlp.fc1_weight.copy_(-layers[0].layernorm_mlp.fc1_weight.abs())
+        layers[0].layernorm_mlp.layer_norm_bias.fill_(5.0)
+    layers.append(te.TransformerLayer(HIDDEN, 64, 4, attn_input_format="bshd", params_dtype=BF16).eval())
+    layers[1].load_state_dict(layers[0].state_dict())
+    rows, params, chosen = torch.randn(3, 1, HIDDEN).to(BF16), cache(num_heads_kv=4, dtype=BF16), RECIPES[name]()
+    params.pre_step(dict.fromkeys("abc", 1))
+    with torch.no_grad(), te.autocast(recipe=chosen):
+        y = layers[0](rows, inference_params=params)
+        # As many rows as FP8 takes, none of them of another kind.
+        filled = layers[1](torch.cat((rows, rows[-1:].expand(29, 1, HIDDEN))))
+    assert (y - filled[:3]).float().norm() <= 4e-3 * y.float().norm()  # attention by another kernel, roundings of bf16
+    for module, other in zip(fp8_modules(layers[0]), fp8_modules(layers[1]), strict=True):
+        for (_, state), (_, expected) in zip(module.delayed_states(), other.delayed_states(), strict=True):
+            assert torch.allclose(state.amax_history, expected.amax_history, rtol=1e-2)
+
+
 def test_without_a_cache_the_shape_rule_holds():
     stack = stack_of()
     with torch.no_grad(), te.autocast(), pytest.raises(ValueError, match="the product of the leading sizes, 3"):
