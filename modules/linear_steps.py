@@ -189,6 +189,7 @@ def wgrad(grad: Operand, kept: Operand | None, call: LinearCall) -> torch.Tensor
     Raises:
         StateError: ``main_grad`` is gone or does not fit any more.
     """
+    grad = _columnwise(grad)
     if call.delayed is None or not call.plan.key.wgrad:
         return _wgrad_now(grad, kept, call)
     call.delayed.put(partial(_wgrad_later, grad, kept, call), grad, kept)
@@ -206,7 +207,6 @@ def _wgrad_now(grad: Operand, kept: Operand | None, call: LinearCall) -> torch.T
         kept = plain_rows(kept)
     if quantizers is not None and key.keeps_original_input and isinstance(kept, torch.Tensor):
         kept = _columnwise(quantize(kept, quantizers.input, plan.copies.input_remade, plan.casts.input_again))
-    grad = _columnwise(grad)
     if plan.dequantize_input is not None:
         kept = plan.dequantize_input(kept, out_dtype=key.dtype)
     if plan.wgrad is not None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from te_hal.schema.block_scales import block_copy, block_of, rows_and_cols
 from te_hal.schema.formats import ColumnwiseOrder, ScalingMode
+from te_hal.schema.nvfp4_layout import BLOCK, NVFP4_MODES, set_tensor_amax, tensor_amax
 from te_hal.schema.storage import QuantizedStorage, StorageKind
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def split_storage(storage: QuantizedStorage, sizes: Sequence[int]) -> list[Quant
         return None
     starts = [sum(sizes[:number]) for number in range(len(sizes))]
     rows_of_one = rows_and_cols(shape[1:])[0]
-    boundaries = [start * rows_of_one for start in starts]
+    boundaries = [start * rows_of_one for start in (*starts, sum(sizes))]
     rowwise = storage.kind.rowwise and _fits(storage.mode, boundaries, rowwise=True)
     same = storage.columnwise_order is ColumnwiseOrder.SAME
     columnwise = storage.kind.columnwise and same and _fits(storage.mode, boundaries, rowwise=False)
@@ -40,6 +41,9 @@ def split_storage(storage: QuantizedStorage, sizes: Sequence[int]) -> list[Quant
 
 
 def _fits(mode: ScalingMode, boundaries: Sequence[int], *, rowwise: bool) -> bool:
+    if mode in NVFP4_MODES:  # whose tensors have whole blocks in both directions
+        return not any(row % BLOCK for row in boundaries)
+    boundaries = boundaries[:-1]
     return mode is ScalingMode.TENSOR or not any(row % block_of(mode, rowwise=rowwise).down for row in boundaries)
 
 
@@ -70,4 +74,11 @@ def _copied_scales(
     source, target = block_copy(storage, rowwise=rowwise), block_copy(made, rowwise=rowwise)
     first = first_row // source.block.down
     target.grid.copy_(source.grid[first : first + target.grid.shape[0]])
-    return made.rowwise_scale_inv if rowwise else made.columnwise_scale_inv
+    given, scale_inv = (
+        (storage.rowwise_scale_inv, made.rowwise_scale_inv)
+        if rowwise
+        else (storage.columnwise_scale_inv, made.columnwise_scale_inv)
+    )
+    if storage.mode in NVFP4_MODES and given is not None and scale_inv is not None:
+        set_tensor_amax(scale_inv, tensor_amax(given))
+    return scale_inv

@@ -76,6 +76,17 @@ def test_views_keep_the_last_dimension_and_others_dequantize() -> None:
     assert type(q.view(48, 32)) is torch.Tensor
 
 
+@EVERY_KIND
+def test_parts_along_the_first_dimension_decode_to_the_whole_and_stay_packed_in_blocks_of_16(kind: str) -> None:
+    q = te.NVFP4Quantizer(**KINDS[kind])(drawn(64, 32))
+    for sizes, kept in (([16, 48], True), ([32, 32], True), ([8, 56], False)):
+        parts = q.split(sizes)
+        assert {type(part) for part in parts} == {te.NVFP4Tensor if kept else torch.Tensor}
+        assert torch.equal(torch.cat([part.dequantize() for part in parts]), q.dequantize())
+    part = q.split(16)[1]
+    assert part._rowwise_data.data_ptr() == q._rowwise_data[16:].data_ptr()
+
+
 def test_squares_give_the_missing_copy_and_rows_of_16_refuse_it() -> None:
     whole = te.NVFP4Quantizer(with_2d_quantization=True)(drawn(2, 24, 32))
     for dropped in ("rowwise_usage", "columnwise_usage"):
