@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import te_hal.modules as te
+from te_hal.cli.cached_reader import CachedReader
 from te_hal.cli.fp8_layers import LayersInFp8
 from te_hal.cli.text import BYTES
 
@@ -51,32 +52,47 @@ class ByteGpt(LayersInFp8):
             )
             for index in range(config.layers)
         )
-        self._rows = config.rows
+        self._heads = config.heads
         self.norm = te.LayerNorm(width, params_dtype=torch.float32, device=device)
         self.head = nn.Linear(width, BYTES, device=device)
 
-    def forward(self, windows: torch.Tensor) -> torch.Tensor:
-        """Int64 windows `[batch, n]`, n up to `sequence`, to logits `[batch, n, 256]` in the parameters' dtype."""
+    def forward(self, windows: torch.Tensor, cache: te.InferenceParams | None = None) -> torch.Tensor:
+        """Logits of the byte after each byte.
+
+        Args:
+            windows: int64 `[batch, n]`, n up to `sequence`.
+            cache: holds the bytes before, as many of each window; the next step of it is these.
+
+        Returns:
+            `[batch, n, 256]` in the parameters' dtype.
+        """
+        first = 0 if cache is None else int(cache.get_seqlens_pre_step()[0])
         # In fp32, because torch sums the gradients of equal bytes in the weight's dtype, and in bf16 a long sum stops
         # growing.
         looked_up = nn.functional.embedding(windows, self.embedding.weight.float())
-        looked_up = looked_up + self.position.weight[: windows.shape[1]].float()
+        looked_up = looked_up + self.position.weight[first : first + windows.shape[1]].float()
         hidden = looked_up.to(self.embedding.weight.dtype).transpose(0, 1).contiguous()
+        given = {} if cache is None else {"inference_params": cache}
         for index, layer in enumerate(self.layers):
             with self.precision_of(index):
-                hidden = layer(hidden)
+                hidden = layer(hidden, **given)
         logits: torch.Tensor = self.head(self.norm(hidden))
         return logits.transpose(0, 1)
 
-    def next_logits(self, context: torch.Tensor) -> torch.Tensor:
-        """Logits `[256]` of the byte after `context`, int64 `[n]`, of which the last `sequence` bytes are read.
+    def new_cache(self) -> te.InferenceParams:
+        """An empty cache for one sequence."""
+        return te.InferenceParams(
+            1,
+            self.position.num_embeddings,
+            num_heads_kv=self._heads,
+            head_dim_k=self.position.embedding_dim // self._heads,
+            dtype=self.embedding.weight.dtype,
+            qkv_format="sbhd",
+        )
 
-        The sequence is padded at its end to what FP8 takes; under the causal mask no earlier byte sees the padding.
-        """
-        read = context[-self.position.num_embeddings :]
-        padded = nn.functional.pad(read, (0, -len(read) % self._rows))
-        logits: torch.Tensor = self(padded[None])
-        return logits[0, len(read) - 1]
+    def reader(self) -> CachedReader:
+        """Gives the logits of the byte after a text that grows from call to call."""
+        return CachedReader(self)
 
 
 def parameter_count(config: CompareConfig) -> int:

@@ -12,6 +12,8 @@ from te_hal.cli.fp8_layers import LayersInFp8
 from te_hal.cli.text import BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from te_hal.cli.config import CompareConfig
 
 #: Features per byte of the window.
@@ -68,6 +70,10 @@ class WindowMlp(LayersInFp8):
                 hidden = layer(hidden)
         logits: torch.Tensor = self.head(self.norm(hidden))
         return logits.unsqueeze(1)
+
+    def reader(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Gives the logits of the byte after a text that grows from call to call."""
+        return self.next_logits
 
     def next_logits(self, context: torch.Tensor) -> torch.Tensor:
         """Logits `[256]` of the byte after `context`, int64 `[n]`; shorter ones are filled up with spaces in front."""

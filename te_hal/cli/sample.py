@@ -17,7 +17,7 @@ def write_on(model: Model, prompt: torch.Tensor, count: int, device: torch.devic
     """The prompt's continuation, drawn byte by byte with the same random numbers for every model.
 
     Args:
-        model: its `next_logits` pads what it reads to what FP8 takes.
+        model: reads any number of bytes, also under FP8; the GPT each byte once, over a cache.
         prompt: uint8 `[n]`.
         count: how many bytes.
         device: of the model.
@@ -26,9 +26,9 @@ def write_on(model: Model, prompt: torch.Tensor, count: int, device: torch.devic
         UTF-8, with a mark in place of what is none; empty where a probability is not finite.
     """
     draws = torch.Generator().manual_seed(0)
-    text = prompt.to(torch.int64)
+    text, next_logits = prompt.to(torch.int64), model.reader()
     for _ in range(count):
-        logits = model.next_logits(text.to(device)).float().cpu()
+        logits = next_logits(text.to(device)).float().cpu()
         if not logits.isfinite().all():
             return ""
         probabilities = torch.softmax(logits / _TEMPERATURE, dim=0)

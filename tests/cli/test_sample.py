@@ -30,18 +30,34 @@ def test_a_model_goes_on_from_a_prompt_of_any_length(config, name):
         assert 0 < len(text) <= 20
 
 
-def test_what_the_gpt_reads_is_padded_at_its_end_where_the_causal_mask_hides_it():
-    model = make(CONFIGS["gpt"])
-    context = torch.randint(256, (11,))
-    expected = model(context[None])[0, -1]  # unpadded, as unquantized layers take any length
-    # fp32 sums of other lengths, through two layers.
-    torch.testing.assert_close(model.next_logits(context), expected, rtol=1e-4, atol=1e-5)
+def windows_of(text: torch.Tensor, prompt: int, longest: int) -> torch.Tensor:
+    """What is read before the next byte: all, or from half a sequence before the end where that did not fit."""
+    start = 0
+    for end in range(prompt, len(text) + 1):
+        if end - start > longest:
+            start = end - longest // 2
+    return text[start:]
 
 
-def test_only_the_newest_bytes_are_read_when_there_are_more_than_the_model_takes():
-    model = make(CONFIGS["gpt"])
+@pytest.mark.parametrize("prompt", [1, 11, 16, 40])
+def test_the_gpt_reads_each_byte_once_and_sees_what_it_would_see_without_a_cache(prompt):
+    model, reads = make(CONFIGS["gpt"]), []
+    model.register_forward_pre_hook(lambda _, inputs: reads.append(inputs[0].shape[1]))
+    text, read = torch.randint(256, (60,)), model.reader()
+    for end in range(prompt, 61):
+        with torch.no_grad():
+            logits = read(text[:end])
+            expected = model(windows_of(text[:end], prompt, 16)[None])[0, -1]
+        # fp32 sums of other lengths, through two layers.
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+    cached = reads[::2]
+    assert set(cached[1:]) <= {1, 8}  # 8: half a sequence, where a whole one was full
+
+
+def test_the_window_mlp_reads_the_newest_bytes_alone():
+    model = make(CONFIGS["mlp"])
     context = torch.randint(256, (50,))
-    assert torch.equal(model.next_logits(context), model.next_logits(context[-16:]))
+    assert torch.equal(model.reader()(context), model.reader()(context[-16:]))
 
 
 def test_the_same_model_writes_the_same():
