@@ -24,6 +24,8 @@ def compare(
     width: option.Width = None,
     layers: option.Layers = None,
     heads: option.Heads = None,
+    experts: option.Experts = None,
+    top_k: option.TopK = None,
     sequence: option.Sequence = None,
     batch: option.Batch = None,
     lr: option.LearningRate = None,

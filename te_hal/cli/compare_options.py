@@ -23,6 +23,12 @@ Width = Annotated[
 ]
 Layers = Annotated[int | None, typer.Option(help=f"Layers; {default_text('layers')}.")]
 Heads = Annotated[int | None, typer.Option(help=f"Attention heads, which divide the width; {default_text('heads')}.")]
+Experts = Annotated[
+    int | None, typer.Option(help="Of each layer's mixture, in place of its MLP; default: none.", show_default=False)
+]
+TopK = Annotated[
+    int | None, typer.Option("--top-k", help="Experts that a byte goes to; default: 2.", show_default=False)
+]
 Sequence = Annotated[
     int | None, typer.Option(help=f"Bytes looked back on, of a gpt a multiple of 8; {default_text('sequence')}.")
 ]
@@ -52,7 +58,10 @@ CheckpointEvery = Annotated[int, typer.Option(help="Steps between checkpoints.")
 StopAfter = Annotated[int | None, typer.Option(help="Save and stop after so many steps of this call.")]
 
 #: Options that are fields of a configuration under the same name.
-_FIELDS = ("model", "steps", "width", "layers", "heads", "sequence", "batch", "lr", "seed", "fp32", "sample")
+_FIELDS = (
+    *("model", "steps", "width", "layers", "heads", "experts", "top_k", "sequence", "batch", "lr", "seed", "fp32"),
+    "sample",
+)
 
 
 def configuration(given: dict[str, Any]) -> CompareConfig:

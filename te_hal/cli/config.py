@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 #: Of int64.
 _LARGEST = 2**63 - 1
 
+#: Experts that a byte goes to, where there are as many.
+_TOP_K = 2
+
 #: Values of the options that are left out, by kind of model; the first kind is the default one.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "gpt": {"steps": 400, "width": 128, "layers": 2, "heads": 4, "sequence": 64, "batch": 16, "lr": 1e-3},
@@ -35,6 +38,8 @@ class CompareConfig:
         width: features of the hidden layers; a multiple of 16, with mxfp8 of 32.
         layers: layers of the GPT, residual blocks of the MLP.
         heads: attention heads, which divide the width; 0 for the MLP.
+        experts: of each layer's mixture, in place of its MLP; 0 for none.
+        top_k: experts that a byte goes to; 0 without any.
         sequence: bytes that the model looks back on; of the GPT a multiple of :attr:`rows`.
         batch: sequences per step; of the MLP windows, which predict one byte each, in multiples of :attr:`rows`.
         seed: of the initial weights and of the order of the data.
@@ -53,6 +58,8 @@ class CompareConfig:
     width: int
     layers: int
     heads: int
+    experts: int
+    top_k: int
     sequence: int
     batch: int
     seed: int
@@ -75,6 +82,7 @@ class CompareConfig:
         check_count("--seed", self.seed, least=0)
         check_count("--sample", self.sample, least=0)
         self._check_heads()
+        self._check_experts()
         if not (math.isfinite(self.lr) and self.lr > 0):
             raise ArgumentError(
                 "te-hal compare: --lr",
@@ -103,6 +111,24 @@ class CompareConfig:
                 todo="choose another number of heads or another width",
             )
 
+    def _check_experts(self) -> None:
+        check_count("--experts", self.experts, least=0)
+        most = self.experts if self.model == "gpt" else 0
+        if self.experts > most:
+            raise ArgumentError(
+                "te-hal compare: --experts",
+                got=f"{self.experts} for --model {self.model}",
+                accepted="a model whose layers have an MLP to replace",
+                todo="leave --experts out, or choose --model gpt",
+            )
+        if not min(1, most) <= self.top_k <= most:
+            raise ArgumentError(
+                "te-hal compare: --top-k",
+                got=f"{self.top_k}, with --experts {self.experts}",
+                accepted=f"a number from 1 to {most}" if most else "--experts too",
+                todo="choose another number" if most else "leave --top-k out, or choose a number of experts",
+            )
+
     @property
     def rows(self) -> int:
         """Of activations: what their number is a multiple of (te_hal.modules.shape_rule)."""
@@ -123,8 +149,10 @@ def configure(model: str = MODELS[0], **given: Any) -> CompareConfig:  # noqa: A
         ArgumentError: as CompareConfig.
     """
     _check_choice("--model", model, MODELS)
-    shared = {"recipes": DEFAULT_RECIPES, "seed": 0, "fp32": False, "from_bf16": False, "sample": 120}
+    shared = {"recipes": DEFAULT_RECIPES, "seed": 0, "fp32": False, "from_bf16": False, "sample": 120, "experts": 0}
     chosen = {name: value for name, value in given.items() if value is not None}
+    experts = chosen.get("experts", 0)
+    shared["top_k"] = min(_TOP_K, experts) if type(experts) is int and experts > 0 else 0
     return CompareConfig(**{"model": model, **shared, **DEFAULTS[model], **chosen})
 
 

@@ -1,4 +1,4 @@
-"""`--model gpt`: a byte-level GPT of te_hal's TransformerLayer."""
+"""`--model gpt`: a byte-level GPT of te_hal's TransformerLayer, or of layers with experts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 import te_hal.modules as te
+from te_hal.cli import experts
 from te_hal.cli.cached_reader import CachedReader
+from te_hal.cli.experts import ExpertsLayer
 from te_hal.cli.fp8_layers import LayersInFp8
 from te_hal.cli.text import BYTES
 
@@ -37,21 +39,7 @@ class ByteGpt(LayersInFp8):
         self.position = nn.Embedding(config.sequence, width, device=device)
         for table in (self.embedding, self.position):
             nn.init.normal_(table.weight, std=_EMBEDDING_STD)
-        self.layers = nn.ModuleList(
-            te.TransformerLayer(
-                width,
-                _FFN * width,
-                config.heads,
-                hidden_dropout=0.0,
-                attention_dropout=0.0,
-                layer_number=index + 1,
-                self_attn_mask_type="causal",
-                fuse_qkv_params=True,
-                params_dtype=torch.float32,
-                device=device,
-            )
-            for index in range(config.layers)
-        )
+        self.layers = nn.ModuleList(_layer(config, index + 1, device) for index in range(config.layers))
         self._heads = config.heads
         self.norm = te.LayerNorm(width, params_dtype=torch.float32, device=device)
         self.head = nn.Linear(width, BYTES, device=device)
@@ -95,13 +83,31 @@ class ByteGpt(LayersInFp8):
         return CachedReader(self)
 
 
+def _layer(config: CompareConfig, number: int, device: torch.device) -> nn.Module:
+    if config.experts:
+        return ExpertsLayer(config, _FFN * config.width, number, device)
+    return te.TransformerLayer(
+        config.width,
+        _FFN * config.width,
+        config.heads,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        layer_number=number,
+        self_attn_mask_type="causal",
+        fuse_qkv_params=True,
+        params_dtype=torch.float32,
+        device=device,
+    )
+
+
 def parameter_count(config: CompareConfig) -> int:
     """Parameters of the model that these options make."""
     width, ffn = config.width, _FFN * config.width
     attention = 2 * width + (width + 1) * 3 * width + (width + 1) * width
     mlp = 2 * width + (width + 1) * ffn + (ffn + 1) * width
     head = 2 * width + (width + 1) * BYTES
-    return (BYTES + config.sequence) * width + config.layers * (attention + mlp) + head
+    layer = experts.parameter_count(config, ffn) if config.experts else attention + mlp
+    return (BYTES + config.sequence) * width + config.layers * layer + head
 
 
 def activations_per_token(config: CompareConfig) -> int:
@@ -112,4 +118,6 @@ def activations_per_token(config: CompareConfig) -> int:
     probabilities and their gradient.
     """
     layer = (1 + 3 + 3 + 1 + 2 + 1 + 2 * _FFN) * config.width + config.heads
+    if config.experts:
+        layer = experts.activations_per_token(config, _FFN * config.width)
     return config.layers * layer + 2 * config.width + 3 * BYTES

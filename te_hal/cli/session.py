@@ -158,6 +158,7 @@ class Session:
         config, text, machine = self._config, self._text, self._place.machine()
         threads = machine["threads"]
         heads = f", {config.heads} heads" if config.heads else ""
+        heads += f", {config.top_k} of {config.experts} experts" if config.experts else ""
         return (
             f"model    {config.model}, width {config.width}, {config.layers} layers{heads}, sequence "
             f"{config.sequence}; {config.steps} steps of {config.tokens} bytes, seed {config.seed}\n"

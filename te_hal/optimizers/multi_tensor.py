@@ -193,8 +193,8 @@ def multi_tensor_adam(
     lists = _checked(where, tensor_lists, count=len(tensor_lists) if len(tensor_lists) == 5 else 4)  # noqa: PLR2004
     for name, value in {"lr": lr, "epsilon": epsilon, "weight_decay": weight_decay}.items():
         check_number(f"{where}: {name}", value)
-    for name, beta in {"beta1": beta1, "beta2": beta2}.items():
-        check_number(f"{where}: {name}", beta, below=1.0)
+    for name, rate in {"beta1": beta1, "beta2": beta2}.items():
+        check_number(f"{where}: {name}", rate, below=1.0)
     if mode not in _MODES or type(step) is not int or step < 1 or bias_correction not in (0, 1):
         raise ArgumentError(
             where,
@@ -212,9 +212,9 @@ def multi_tensor_adam(
     settings = AdamSettings(lr, (beta1, beta2), epsilon, weight_decay, step, decoupled, corrected)
     adam_update(values, wide, (list(first), list(second)), settings)
     for targets in (kept, parameters) if masters else (parameters,):
-        for target, value in zip(targets, values, strict=True):
-            if target.data_ptr() != value.data_ptr():
-                target.copy_(value)
+        for target, stepped in zip(targets, values, strict=True):
+            if target.data_ptr() != stepped.data_ptr():
+                target.copy_(stepped)
 
 
 def _check_chunk(where: str, chunk_size: object) -> None:

@@ -62,3 +62,24 @@ def test_mxfp8_needs_multiples_of_32_where_the_others_need_16_or_8(model, option
     assert getattr(configure(model, **{option: 48}), option) == 48
     with pytest.raises(ArgumentError, match="a positive multiple of 32"):
         configure(model, **{option: 48}, recipes=("delayed", "mxfp8"))
+
+
+@pytest.mark.parametrize(("given", "top_k"), [({}, 0), ({"experts": 8}, 2), ({"experts": 1}, 1), ({"experts": 0}, 0)])
+def test_a_byte_goes_to_two_experts_where_there_are_as_many(given, top_k):
+    assert configure("gpt", **given).top_k == top_k
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "message"),
+    [
+        ("gpt", {"experts": -1}, "--experts: got -1; accepted: an integer from 0"),
+        ("gpt", {"experts": 8, "top_k": 9}, "--top-k: got 9, with --experts 8; accepted: a number from 1 to 8"),
+        ("gpt", {"experts": 8, "top_k": 0}, "--top-k: got 0, with --experts 8"),
+        ("gpt", {"top_k": 2}, "--top-k: got 2, with --experts 0; accepted: --experts too"),
+        ("mlp", {"experts": 4}, "--experts: got 4 for --model mlp"),
+        ("mlp", {"top_k": 1}, "--top-k: got 1, with --experts 0"),
+    ],
+)
+def test_experts_that_cannot_be_are_refused_by_option(model, given, message):
+    with pytest.raises(ArgumentError, match=message):
+        configure(model, **given)

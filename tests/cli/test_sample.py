@@ -11,6 +11,7 @@ from te_hal.cli.sample import write_on
 CPU = torch.device("cpu")
 CONFIGS = {
     "gpt": configure("gpt", width=32, layers=2, heads=2, sequence=16),
+    "experts": configure("gpt", width=32, layers=2, heads=2, sequence=16, experts=4),
     "mlp": configure("mlp", width=32, layers=1, sequence=16),
 }
 
@@ -39,9 +40,9 @@ def windows_of(text: torch.Tensor, prompt: int, longest: int) -> torch.Tensor:
     return text[start:]
 
 
-@pytest.mark.parametrize("prompt", [1, 11, 16, 40])
-def test_the_gpt_reads_each_byte_once_and_sees_what_it_would_see_without_a_cache(prompt):
-    model, reads = make(CONFIGS["gpt"]), []
+@pytest.mark.parametrize(("kind", "prompt"), [("gpt", 1), ("gpt", 11), ("gpt", 16), ("gpt", 40), ("experts", 11)])
+def test_the_gpt_reads_each_byte_once_and_sees_what_it_would_see_without_a_cache(kind, prompt):
+    model, reads = make(CONFIGS[kind]), []
     model.register_forward_pre_hook(lambda _, inputs: reads.append(inputs[0].shape[1]))
     text, read = torch.randint(256, (60,)), model.reader()
     for end in range(prompt, 61):

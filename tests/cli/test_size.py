@@ -26,6 +26,11 @@ def test_the_parameters_are_those_of_the_model(model, width, layers):
     assert kind.parameter_count(config) == sum(p.numel() for p in kind.build(config, CPU).parameters())
 
 
+def test_the_parameters_with_experts_are_those_of_the_model():
+    config, kind = configure("gpt", width=32, layers=3, experts=5, top_k=1), KINDS["gpt"]
+    assert kind.parameter_count(config) == sum(p.numel() for p in kind.build(config, CPU).parameters())
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -33,8 +38,9 @@ def test_the_parameters_are_those_of_the_model(model, width, layers):
         configure("mlp", width=32, layers=2, batch=512),
         configure("gpt", width=256, layers=1, batch=1, sequence=8),
         configure("gpt", width=64, layers=2, heads=2, batch=16, sequence=64),
+        configure("gpt", width=64, layers=2, heads=2, batch=16, sequence=64, experts=4),
     ],
-    ids=["parameters", "activations", "parameters of a gpt", "activations of a gpt"],
+    ids=["parameters", "activations", "parameters of a gpt", "activations of a gpt", "activations with experts"],
 )
 def test_the_estimate_is_close_to_what_a_step_is_measured_to_hold(config):
     peak = measure_memory(precision("fp32"), config, load_text(None, 64), CPU).peak_bytes

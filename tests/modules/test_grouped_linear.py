@@ -24,7 +24,9 @@ from grouped_layers import (
     step_of_singles,
     weights_of,
 )
+from native_backends import emulator
 
+import te_hal
 import te_hal.modules as te
 from te_hal import recipe
 
@@ -330,3 +332,27 @@ def test_torchs_autocast_gives_the_activation_dtype():
     assert module.weight0.grad.dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16), autocast("current"):
         assert module(x, [32, 0, 64, 32]).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["none", "delayed", "block", "mxfp8"])
+def test_native_kernels_write_each_group_into_its_part_of_the_result(name):
+    native, splits, x_gy = emulator(), [32, 0, 64, 32], data(160)  # with rows of no group
+    results = []
+    for backend in ("cpu_reference", native.name):
+        with te_hal.use_backend(backend):
+            results.append(step(grouped(), splits, *x_gy, RECIPES[name] and RECIPES[name]()))
+    for found, exact in zip(_flat(results[1]), _flat(results[0]), strict=True):
+        assert (found.float() - exact.float()).norm() <= 2e-3 * exact.float().norm()
+
+
+def _flat(found: Step) -> list[torch.Tensor]:
+    return [found.output, found.grad_input, *found.grad_weights, *found.grad_biases]
+
+
+def test_a_shadow_follows_every_product_of_a_group():
+    module = grouped()
+    x, gy = data(128)
+    with te_hal.use_backend(emulator().name), te_hal.shadow() as shadow:
+        step(module, [32, 0, 64, 32], x, gy, recipe.DelayedScaling())
+    assert shadow.difference is None
+    assert "gemm                  9 of 9" in shadow.report()
