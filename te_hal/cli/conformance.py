@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 import json
-import re
 import sys
+from collections import Counter
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,13 +17,16 @@ from te_hal.schema.validate import describe_call
 from te_hal.testing.certificate import certify
 from te_hal.testing.finding import Status
 from te_hal.testing.gradients import check_gradients
+from te_hal.testing.large import check_large
 from te_hal.testing.placement import place
 from te_hal.testing.report import describe
-from te_hal.testing.session import chosen_cases, conformance
+from te_hal.testing.session import chosen_cases, chosen_ops, conformance
 from te_hal.testing.subject import Subject
 from te_hal.testing.timing import timings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from te_hal.testing.finding import Outcome
 
 _EVERY = 100
@@ -36,13 +39,27 @@ class Mode(str, enum.Enum):
     GRAD = "grad"
     PERF = "perf"
     SUPPORT = "support"
+    LARGE = "large"
+
+
+#: Options of the other modes; whatever else is given is refused.
+_FOR_TESTS_ALONE = {
+    "case": "--case",
+    "quick": "--quick",
+    "jobs": "--jobs",
+    "timeout": "--timeout",
+    "as_json": "--json",
+}
 
 
 def conformance_command(
+    context: typer.Context,
     backend: Annotated[str, typer.Option(help="Backend to test.")],
     op: Annotated[str, typer.Option(metavar="REGEX", help="Only ops whose whole name matches.")] = ".*",
     case: Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this case; may be repeated.")] = None,
-    mode: Annotated[Mode, typer.Option(help="Run the cases, check slopes, measure time, or only ask.")] = Mode.TEST,
+    mode: Annotated[
+        Mode, typer.Option(help="Run the cases; check slopes; measure time; only ask; pass 2^31 elements.")
+    ] = Mode.TEST,
     quick: Annotated[bool, typer.Option("--quick", help="Every value once, instead of every pair.")] = False,
     jobs: Annotated[int, typer.Option("-j", "--jobs", min=0, help="Worker processes; 0: none.")] = 1,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a case may take.")] = 60.0,
@@ -54,8 +71,9 @@ def conformance_command(
     """Hold a backend against the ops' schemas, the kit's own oracles and a list of hard values."""
     subject = Subject(backend, device, factory, lists)
     if mode is not Mode.TEST:
-        if as_json is not None or case:
-            fail("--json and --case go with --mode test", WRONG_INPUT)
+        given = [option for name, option in _FOR_TESTS_ALONE.items() if _is_given(context, name)]
+        if given:
+            fail(f"{' and '.join(given)} go with --mode test", WRONG_INPUT)
         with wrong_input_ends():
             _OTHER_MODES[mode](subject, op)
         return
@@ -68,6 +86,11 @@ def conformance_command(
         as_json.write_text(json.dumps(certify(session), indent=1) + "\n", encoding="utf-8")
     if not session.clean:
         raise typer.Exit(FAILED)
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
 
 
 class _Progress:
@@ -83,19 +106,34 @@ class _Progress:
 
 
 def _gradients(subject: Subject, op: str) -> None:
-    failed = 0
-    for outcome in check_gradients(subject.prepare(), re.compile(op).fullmatch):  # type: ignore[arg-type] # truth counts
+    _tell(check_gradients(subject.prepare(), _among(op)), f"gradients of backend {subject.backend} are wrong")
+
+
+def _large(subject: Subject, op: str) -> None:
+    _tell(check_large(subject.prepare(), _among(op)), f"calls of backend {subject.backend} are wrong beyond 2^31")
+
+
+def _among(op: str) -> Callable[[str], bool]:
+    return frozenset(chosen_ops(op)).__contains__
+
+
+def _tell(outcomes: Iterable[Outcome], wrong: str) -> None:
+    """A line per outcome; the exit code says whether one failed, or there was none."""
+    counts: Counter[Status] = Counter()
+    for outcome in outcomes:
         said = "; ".join(map(str, outcome.findings)) or outcome.reason
         measured = "" if outcome.error is None else f"{outcome.error:.0%} of what is allowed"
-        print(f"{outcome.status.value}  {outcome.case}  {measured}{said}")
-        failed += outcome.status is Status.FAILED
-    if failed:
-        fail(f"{failed} gradients of backend {subject.backend} are wrong", FAILED)
+        print(f"{outcome.status.value}  {outcome.case}  {measured}{said}".rstrip())
+        counts[outcome.status] += 1
+    if counts[Status.FAILED]:
+        fail(f"{counts[Status.FAILED]} {wrong}", FAILED)
+    if not counts:
+        fail("no op among those of --op that this mode checks", WRONG_INPUT)
 
 
 def _timings(subject: Subject, op: str) -> None:
     print(f"{'op':28}{'shape':>16}{'us':>12}{'GB/s':>10}")
-    for found in timings(subject.prepare(), re.compile(op).fullmatch):  # type: ignore[arg-type]
+    for found in timings(subject.prepare(), _among(op)):
         print(f"{found.op:28}{found.shape:>16}{found.microseconds:>12.1f}{found.gigabytes_per_second:>10.2f}")
 
 
@@ -110,4 +148,4 @@ def _support(subject: Subject, op: str) -> None:
         print(f'"{case.id}",{"yes" if answer else answer.code.value},"{sentence}"')
 
 
-_OTHER_MODES = {Mode.GRAD: _gradients, Mode.PERF: _timings, Mode.SUPPORT: _support}
+_OTHER_MODES = {Mode.GRAD: _gradients, Mode.PERF: _timings, Mode.SUPPORT: _support, Mode.LARGE: _large}

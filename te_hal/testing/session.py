@@ -62,15 +62,24 @@ def chosen_cases(op: str, ids: Sequence[str], *, quick: bool, streams: bool) -> 
     """
     if ids:
         return [Case.of(text) for text in ids]
+    return [case for name in chosen_ops(op) for case in cases(name, quick=quick, streams=streams)]
+
+
+def chosen_ops(op: str) -> list[str]:
+    """The ops that a regular expression matches whole.
+
+    Raises:
+        ArgumentError: it is none, or no op matches.
+    """
     try:
-        ops = [name for name in SCHEMAS if re.fullmatch(op, name)]
+        found = [name for name in SCHEMAS if re.fullmatch(op, name)]
     except re.error as error:
         raise ArgumentError(
             "--op", got=f"{op!r}: {error}", accepted="a regular expression", todo="correct it"
         ) from error
-    if not ops:
+    if not found:
         raise ArgumentError("--op", got=repr(op), accepted=", ".join(SCHEMAS), todo="name at least one op")
-    return [case for name in ops for case in cases(name, quick=quick, streams=streams)]
+    return found
 
 
 def conformance(

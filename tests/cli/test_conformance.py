@@ -56,9 +56,12 @@ def test_what_fails_ends_with_code_1():
         (("--backend", "null", "--op", "relu"), "name at least one op"),
         (("--backend", "null", "--op", "("), "a regular expression"),
         (("--backend", "null", "--case", "amax:shape=2x"), "copy a whole id"),
-        (("--backend", "null", "--mode", "perf", "--json", "x"), "go with --mode test"),
+        (("--backend", "null", "--mode", "perf", "--json", "x"), "--json go with --mode test"),
+        (("--backend", "null", "--mode", "support", "--quick", "-j", "2"), "--quick and --jobs go with --mode test"),
+        (("--backend", "null", "--mode", "grad", "--op", "("), "a regular expression"),
+        (("--backend", "null", "--mode", "perf", "--op", "relu"), "name at least one op"),
     ],
-    ids=["backend", "op", "regex", "case", "mode"],
+    ids=["backend", "op", "regex", "case", "mode", "mode_options", "mode_regex", "mode_op"],
 )
 def test_what_cannot_be_run_is_refused_with_code_2(arguments, words):
     ended = run(*arguments)

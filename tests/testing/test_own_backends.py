@@ -48,8 +48,16 @@ def test_what_was_wrong_once_is_right(backend, case):
 
 
 @pytest.mark.slow
-@BACKENDS
-def test_an_own_backend_conforms(backend):
+@pytest.mark.parametrize(
+    ("backend", "emulator"),
+    [("cpu_reference", ""), ("musa_emulator", "wave=32"), ("musa_emulator", "wave=128")],
+    ids=["cpu_reference", "musa_emulator-wave=32", "musa_emulator-wave=128"],
+)
+def test_an_own_backend_conforms(backend, emulator, monkeypatch):
     skip_without_library(backend)
+    if emulator:
+        # Read when a library is loaded, which the workers do.
+        monkeypatch.setenv("TE_HAL_EMULATOR", emulator)
     session = conformance(Subject(backend), jobs=2)
     assert session.clean, describe(session)
+    assert session.missing == ()
