@@ -11,6 +11,7 @@ from te_hal.modules.attention import (
     apply_rotary_pos_emb,
 )
 from te_hal.modules.checkpoint import checkpoint
+from te_hal.modules.cpu_offload import get_cpu_offload_context
 from te_hal.modules.cross_entropy import parallel_cross_entropy
 from te_hal.modules.grouped_linear import GroupedLinear
 from te_hal.modules.inference import InferenceParams
@@ -29,6 +30,7 @@ from te_hal.modules.moe import (
     moe_sort_chunks_by_index_with_probs,
     moe_unpermute,
 )
+from te_hal.modules.offload_marks import mark_not_offload
 from te_hal.modules.rmsnorm import RMSNorm
 from te_hal.modules.rng_tracker import CudaRNGStatesTracker, RNGStatesTracker
 from te_hal.modules.saved import prepare_for_saving, restore_from_saved
@@ -115,6 +117,7 @@ __all__ = [
     "checkpoint",
     "fp8_autocast",
     "fp8_model_init",
+    "get_cpu_offload_context",
     "get_default_recipe",
     "is_bf16_available",
     "is_fp8_available",
@@ -122,6 +125,7 @@ __all__ = [
     "is_mtfp8_block_scaling_available",
     "is_mxfp8_available",
     "is_nvfp4_available",
+    "mark_not_offload",
     "memory_report",
     "moe_permute",
     "moe_permute_and_pad_with_probs",
@@ -153,13 +157,11 @@ _LATER = (
     "UserBufferQuantizationMode",
     "deinterleave_glu_tensor",
     "destroy_ub",
-    "get_cpu_offload_context",
     "get_cudnn_version",
     "get_device_compute_capability",
     "initialize_ub",
     "interleave_glu_tensor",
     "make_graphed_callables",
-    "mark_not_offload",
     "newton_schulz",
     "onnx_export",
     "ops",

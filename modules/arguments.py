@@ -47,6 +47,7 @@ _FEATURES = {
     "max_token_num": "memory set aside for a number of tokens",
     "use_grouped_tensor": "one kernel over all products of GroupedLinear",
     "distribute_saved_activations": _TENSOR_PARALLEL,
+    **dict.fromkeys(("double_buffering", "manual_synchronization"), "another order of copies than layer by layer"),
     "checkpoint_core_attention": "recompute of attention",
     "sm_margin": "multiprocessors that kernels leave free",
     "fp8_grad": "a quantized gradient of a norm",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
+from te_hal.modules import offload_marks
 from te_hal.modules.main_grad import gradient_for_autograd, main_grad_of, should_accumulate
 from te_hal.modules.rows import plain_rows, quantized_rows
 from te_hal.quantization import Float8CurrentScalingQuantizer, Float8Quantizer, Float8Tensor
@@ -93,7 +94,10 @@ def kept_input(input: Operand, plan: LinearPlan, plain: torch.Tensor | None = No
 
 def kept_weight(weight: Operand, plan: LinearPlan, plain: torch.Tensor | None = None) -> Kept:
     """What is kept of the weight for dgrad; None where it will not run. Arguments as of :func:`kept_input`."""
-    return _kept(weight, plan, plan.copies.weight_kept, plain) if plan.key.dgrad else None
+    kept = _kept(weight, plan, plan.copies.weight_kept, plain) if plan.key.dgrad else None
+    if offload_marks.collects():
+        offload_marks.note_staying(*(kept.tensors() if isinstance(kept, QuantizedStorage) else (kept,)))
+    return kept
 
 
 def _kept(operand: Operand, plan: LinearPlan, kept: Copies, plain: torch.Tensor | None) -> Kept:
