@@ -48,7 +48,6 @@ _FEATURES = {
     "use_grouped_tensor": "one kernel over all products of GroupedLinear",
     "distribute_saved_activations": _TENSOR_PARALLEL,
     **dict.fromkeys(("double_buffering", "manual_synchronization"), "another order of copies than layer by layer"),
-    "checkpoint_core_attention": "recompute of attention",
     "sm_margin": "multiprocessors that kernels leave free",
     "fp8_grad": "a quantized gradient of a norm",
     "window_size": "sliding-window attention",

@@ -31,7 +31,7 @@ _SHARE = 0.25
 _FEW = 16
 
 
-def get_cpu_offload_context(
+def get_cpu_offload_context(  # noqa: D417 - arguments of later features are named together
     enabled: bool = False,
     num_layers: int = 1,
     model_layers: int = 1,
@@ -42,7 +42,9 @@ def get_cpu_offload_context(
     retain_pinned_cpu_buffers: bool = False,
     offload_stream: Any = None,  # noqa: ANN401 - torch.Stream, or a device's own
 ) -> tuple[AbstractContextManager[Any], Callable[[torch.Tensor], torch.Tensor]]:
-    """A context for the forward of each layer, and a function for what each layer gave::
+    """A context for the forward of each layer, and a function for what each layer gave.
+
+    As in::
 
         context, synchronize = te.get_cpu_offload_context(enabled=True, num_layers=2, model_layers=3)
         for layer in layers:
@@ -240,10 +242,10 @@ def _unpack(kept: torch.Tensor | _Kept) -> torch.Tensor:
 
 
 def _kept(tensor: torch.Tensor, layer: _Layer, transfer: Transfer) -> torch.Tensor | _Kept:
-    """A tensor over moved memory; all that share memory share what is moved. Itself where it is a loose part of much."""
+    """A tensor over moved memory, which all that share memory share. Itself where it is a loose part of much."""
     storage = tensor.untyped_storage()
     if tensor.nbytes >= _SHARE * storage.nbytes():
-        whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)  # type: ignore[call-overload] # a storage
+        whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)  # type: ignore[call-overload]
         moved = _moved(layer, (address(tensor), tensor._version), transfer, whole)  # noqa: SLF001 - no public name
         return _Kept(moved, tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride())
     if not tensor.is_contiguous():
@@ -255,10 +257,12 @@ def _kept(tensor: torch.Tensor, layer: _Layer, transfer: Transfer) -> torch.Tens
 def _moved(layer: _Layer, place: object, transfer: Transfer, tensor: torch.Tensor) -> _Moved:
     """The memory of ``tensor``, moved now, or before if it is the same and was not written to since."""
     held, reference = layer.moved.get(place, (None, None))
-    moved = None if held is None or reference is None or held.expired() else reference()
+    alive = held is not None and not held.expired()  # type: ignore[no-untyped-call]
+    moved = reference() if alive and reference is not None else None
     if moved is None:
         moved = _Moved(tensor.detach().reshape(-1).view(torch.uint8), transfer)
-        layer.moved[place] = StorageWeakRef(tensor.untyped_storage()), weakref.ref(moved)
+        held = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        layer.moved[place] = held, weakref.ref(moved)
     return moved
 
 

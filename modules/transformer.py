@@ -204,7 +204,7 @@ class TransformerLayer(Labelled, torch.nn.Module):
                 padded to the number that products take, inside each part.
             rotary_pos_emb: as in MultiheadAttention.
             window_size, bottom_right_diagonal, encoder_output, enc_dec_attn_mask, enc_dec_attn_mask_type,
-                enc_dec_window_size, enc_dec_bottom_right_diagonal, checkpoint_core_attention,
+                enc_dec_window_size, enc_dec_bottom_right_diagonal,
                 core_attention_bias_type, core_attention_bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv,
                 cu_seqlens_q_padded, cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv, fast_zero_fill,
                 pad_between_seqs: of later features; anything but the default is refused by name.
@@ -221,6 +221,7 @@ class TransformerLayer(Labelled, torch.nn.Module):
             attention_mask=attention_mask,
             attn_mask_type=self_attn_mask_type,
             is_first_microbatch=is_first_microbatch,
+            checkpoint_core_attention=checkpoint_core_attention,
             inference_params=inference_params,
             rotary_pos_emb=rotary_pos_emb,
         )

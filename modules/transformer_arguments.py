@@ -52,7 +52,6 @@ _FORWARD: dict[str, object] = {
     "enc_dec_attn_mask_type": None,
     "enc_dec_window_size": None,
     "enc_dec_bottom_right_diagonal": None,
-    "checkpoint_core_attention": False,
     "core_attention_bias_type": "no_bias",
     "core_attention_bias": None,
     "alibi_slopes": None,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from te_hal.dispatch import backend_for, current_memo, resolve
+from te_hal.dispatch import backend_for, current_memo, is_deterministic, resolve
 from te_hal.modules.attention.bias import NO_BIAS
 from te_hal.modules.attention.softmax_type import VANILLA
 from te_hal.schema.support import Call
@@ -118,6 +118,10 @@ def _why_written_out(key: AttentionKey) -> str | None:
     adds = f"softmax_type {key.softmax_type!r} adds to the sum under the softmax, which torch's kernels do not"
     reasons = (
         (key.always_written_out, "always_written_out is set"),
+        (
+            is_deterministic() and key.device.type != "cpu",
+            "set_deterministic is on, and torch's kernels on a device may add the parts of a gradient in any order",
+        ),
         (key.empty, "there are no queries or no keys, which torch's kernels do not define"),
         (key.tells_largest, "return_max_logit asks for the largest score, which torch's kernels do not tell"),
         (key.softmax_type != VANILLA, adds),

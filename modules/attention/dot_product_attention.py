@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from te_hal.modules.arguments import check_callable, check_size
 from te_hal.modules.attention.call import attention_call, operands
@@ -26,6 +27,7 @@ from te_hal.modules.attention.with_cache import attention_with_cache
 from te_hal.modules.device import parameter_device
 from te_hal.modules.label import Labelled
 from te_hal.modules.plan_cache import PlanCache
+from te_hal.modules.recompute import recomputable
 from te_hal.modules.rng_tracker import forked
 from te_hal.modules.state_dict import OptionalExtraState
 from te_hal.modules.transforms import refuse_transforms, run_eagerly
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from te_hal.modules.attention.call import AttentionCall
     from te_hal.modules.attention.choice import Choice
     from te_hal.modules.inference import InferenceParams
+
+_FLAGS = ("fast_zero_fill", "checkpoint_core_attention")
 
 
 class DotProductAttention(Labelled, OptionalExtraState, torch.nn.Module):
@@ -149,6 +153,7 @@ class DotProductAttention(Labelled, OptionalExtraState, torch.nn.Module):
             self.register_buffer("softmax_offset", zeros, persistent=False)
 
     @run_eagerly
+    @recomputable
     def forward(  # noqa: D417 - arguments of later features are named together
         self,
         query_layer: torch.Tensor | None = None,
@@ -218,8 +223,10 @@ class DotProductAttention(Labelled, OptionalExtraState, torch.nn.Module):
             qkv_layer: queries, keys and values in one tensor, in their place; as many heads each.
             kv_layer: keys and values in one, in their place.
             qkv_interleave_dim: where the parts of those lie: -3, before heads and channels, or -2, between them.
-            checkpoint_core_attention, fp8_output, bf16_backward, num_splits, score_mod: anything but the default is
-                refused by name, with the reason.
+            checkpoint_core_attention: keep queries, keys and values alone; the backward attends again
+                (docs/recompute.md).
+            fp8_output, bf16_backward, num_splits, score_mod: anything but the default is refused by name, with the
+                reason.
 
         Returns:
             ``[sq, b, h * dv]``, ``[b, sq, h * dv]`` or ``[t, h * dv]`` in the activation dtype. A query with nothing to
@@ -236,10 +243,27 @@ class DotProductAttention(Labelled, OptionalExtraState, torch.nn.Module):
         given = dict(locals())
         call = self._call(given)
         plan = self._plans.get(call.key_of_plan)
+        recomputes = checkpoint_core_attention and torch.is_grad_enabled()
+        output, largest = self._recomputed(call, plan) if recomputes else self._attended(call, plan)
+        return output if largest is None else (output, largest)
+
+    def _attended(self, call: AttentionCall, plan: AttentionPlan) -> tuple[torch.Tensor, torch.Tensor | None]:
         dropout = self.attention_dropout if self.training else 0.0
         with forked(self.get_rng_state_tracker if dropout else None):
-            output, largest = run(call, plan, self.softmax_offset, scale=self.softmax_scale, dropout=dropout)
-        return output if largest is None else (output, largest)
+            return run(call, plan, self.softmax_offset, scale=self.softmax_scale, dropout=dropout)
+
+    def _recomputed(self, call: AttentionCall, plan: AttentionPlan) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The same, keeping queries, keys and values alone; the backward attends again."""
+        nothing = call.query.new_empty(0)
+        rest = call._replace(query=nothing, key=nothing, value=nothing)  # which must not keep them alive
+
+        def attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:  # noqa: ANN401 - as above
+            return self._attended(rest._replace(query=query, key=key, value=value), plan)
+
+        found: tuple[torch.Tensor, torch.Tensor | None] = torch_checkpoint(
+            attended, call.query, call.key, call.value, use_reentrant=False
+        )
+        return found
 
     def choice(self, *tensors: torch.Tensor, **arguments: Any) -> Choice:  # noqa: ANN401 - of forward
         """What :meth:`forward` would run for these arguments, and why. Launches no attention.
@@ -266,7 +290,7 @@ class DotProductAttention(Labelled, OptionalExtraState, torch.nn.Module):
         """Check the arguments; with ``inference_params``, write new keys and values to the cache."""
         label = self.label
         refuse_later_attention(label, given)
-        check_flags(label, {"fast_zero_fill": given.get("fast_zero_fill", True)})
+        check_flags(label, {name: given[name] for name in _FLAGS if name in given})
         note_module()
         refuse_transforms(label)
         if given.get("inference_params") is not None:

@@ -23,7 +23,6 @@ _DEFAULTS: dict[str, object] = {
     "ub_overlap_ag": False,
     "seq_length": None,
     "micro_batch_size": None,
-    "checkpoint_core_attention": False,
 }
 
 #: Default, and why another value is refused.

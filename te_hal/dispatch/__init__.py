@@ -10,6 +10,7 @@ A backend is one object, returned by the function that its package's entry point
 
 from te_hal.dispatch.calls import CallCount, call_counts
 from te_hal.dispatch.choice import backend_for, default_device, forced_backend, get_backend
+from te_hal.dispatch.determinism import is_deterministic, set_deterministic
 from te_hal.dispatch.fallback import FallbackWarning, fallback_report
 from te_hal.dispatch.inventory import BackendInfo, list_backends
 from te_hal.dispatch.observer import Binding, Observer
@@ -69,6 +70,7 @@ __all__ = [
     "get_backend",
     "get_policy",
     "in_force",
+    "is_deterministic",
     "kernel_under",
     "list_backends",
     "parts_of",
@@ -79,6 +81,7 @@ __all__ = [
     "reset",
     "resolve",
     "set_backend",
+    "set_deterministic",
     "set_policy",
     "support_for",
     "use_backend",

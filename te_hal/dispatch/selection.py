@@ -178,6 +178,11 @@ def use_policy(policy: Policy) -> contextlib.AbstractContextManager[None]:
     return _Scope(lambda: _with_policy(policy))
 
 
+def renew_memos() -> None:
+    """Have every kernel and plan chosen anew."""
+    _IN_FORCE.renew_memos()
+
+
 def in_force(selection: Selection) -> contextlib.AbstractContextManager[None]:
     """Have an earlier selection in force again inside a ``with`` block, for a forward that is computed again."""
     return _Scope(lambda: selection)

@@ -125,7 +125,6 @@ LATER_CONSTRUCTOR = {
     "cp_stream": object(),
     "cp_comm_type": "a2a",
 }
-LATER_CALL = {"checkpoint_core_attention": True}
 #: Refused for good, with the reason.
 REFUSED_CALL = {
     "fp8_output": (True, "attention runs in the activation dtype"),
@@ -139,12 +138,6 @@ REFUSED_CALL = {
 def test_a_constructor_argument_of_a_later_feature_is_refused_by_name(argument):
     with pytest.raises(NotImplementedError, match=f"DotProductAttention: {argument}: got .*not built yet"):
         te.DotProductAttention(H, D, **{argument: LATER_CONSTRUCTOR[argument]})
-
-
-@pytest.mark.parametrize("argument", LATER_CALL)
-def test_a_forward_argument_of_a_later_feature_is_refused_by_name(argument):
-    with pytest.raises(NotImplementedError, match=f"DotProductAttention: {argument}: got .*not built yet"):
-        te.DotProductAttention(H, D)(Q, Q, Q, **{argument: LATER_CALL[argument]})
 
 
 @pytest.mark.parametrize("argument", REFUSED_CALL)
@@ -172,13 +165,14 @@ USED = {
     },
     "test_attention_scores": {"core_attention_bias_type", "core_attention_bias", "alibi_slopes"},
     "test_inference": {"inference_params"},
+    "test_recompute_parts": {"checkpoint_core_attention"},
     "here": {"fast_zero_fill"},
 }
 
 
 def test_every_forward_argument_either_counts_or_is_refused_above():
     used = set().union(*USED.values())
-    known = {"self"} | used | {*LATER_CALL, *REFUSED_CALL}
+    known = {"self"} | used | {*REFUSED_CALL}
     assert {*inspect.signature(te.DotProductAttention.forward).parameters} == known
 
 

@@ -120,19 +120,12 @@ LATER_CONSTRUCTOR = {
     "seq_length": 8,
     "micro_batch_size": 2,
 }
-LATER_CALL = {"checkpoint_core_attention": True}
 
 
 @pytest.mark.parametrize("argument", LATER_CONSTRUCTOR)
 def test_a_constructor_argument_of_a_later_feature_is_refused_by_name(argument):
     with pytest.raises(NotImplementedError, match=f"MultiheadAttention: {argument}: got .*not built yet"):
         made(**{argument: LATER_CONSTRUCTOR[argument]})
-
-
-@pytest.mark.parametrize("argument", LATER_CALL)
-def test_a_forward_argument_of_a_later_feature_is_refused_by_name(argument):
-    with pytest.raises(NotImplementedError, match=f"MultiheadAttention: {argument}: got .*not built yet"):
-        made()(torch.zeros(S, B, HIDDEN), **{argument: LATER_CALL[argument]})
 
 
 #: What attention itself takes.
@@ -152,7 +145,7 @@ PASSED_ON = {
     "max_seqlen_kv": 4,
     "fast_zero_fill": False,
     "pad_between_seqs": True,
-    "checkpoint_core_attention": False,
+    "checkpoint_core_attention": True,
     "inference_params": None,
 }
 OWN = {"hidden_states", "encoder_output", "is_first_microbatch", "rotary_pos_emb"}

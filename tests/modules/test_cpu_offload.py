@@ -48,7 +48,7 @@ class Host:
         assert buffer.numel() > 0
 
     def release(self, copy: torch.Tensor) -> None:
-        self.released += 1
+        self.released += copy.numel() > 0
 
     @property
     def still_there(self) -> int:

@@ -63,7 +63,6 @@ CALLED = {
     "enc_dec_attn_mask_type": "padding",
     "enc_dec_window_size": (4, 4),
     "enc_dec_bottom_right_diagonal": True,
-    "checkpoint_core_attention": True,
     "core_attention_bias_type": "alibi",
     "core_attention_bias": torch.zeros(1, 4, 8, 8),
     "alibi_slopes": torch.ones(4),
@@ -81,7 +80,7 @@ def test_a_call_with_an_argument_of_a_later_feature_is_refused_by_name(argument)
 
 def test_every_argument_of_a_layers_call_is_built_or_refused():
     built = {"hidden_states", "attention_mask", "self_attn_mask_type", "is_first_microbatch", "rotary_pos_emb"}
-    built |= {"inference_params"}
+    built |= {"inference_params", "checkpoint_core_attention"}
     assert built | CALLED.keys() == TRANSFORMER.forward.keys()
 
 
