@@ -247,7 +247,7 @@ def _kept(tensor: torch.Tensor, layer: _Layer, transfer: Transfer) -> torch.Tens
     if tensor.nbytes >= _SHARE * storage.nbytes():
         whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)  # type: ignore[call-overload]
         moved = _moved(layer, (address(tensor), tensor._version), transfer, whole)  # noqa: SLF001 - no public name
-        return _Kept(moved, tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride())
+        return _Kept(moved, tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride())
     if not tensor.is_contiguous():
         return tensor
     place = (address(tensor), tensor.storage_offset(), tensor.nbytes, tensor._version)  # noqa: SLF001 - no public name
