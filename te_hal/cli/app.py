@@ -8,6 +8,7 @@ import typer
 
 import te_hal
 from te_hal.cli.backends import backends
+from te_hal.cli.bench import bench
 from te_hal.cli.build_kernels import build_kernels
 from te_hal.cli.compare import compare
 from te_hal.cli.conformance import conformance_command
@@ -47,6 +48,7 @@ app.command()(backends)
 app.command()(build_kernels)
 app.command()(selftest)
 app.command()(inspect)
+app.command()(bench)
 app.command("conformance")(conformance_command)
 app.command("explain")(explain_command)
 app.command("new-backend")(new_backend)

@@ -7,7 +7,7 @@ import torch
 import te_hal
 from te_hal import ops
 from te_hal.dispatch import register_backend
-from te_hal.schema.errors import StateError, TeHalError
+from te_hal.schema.errors import StateError
 from te_hal.shadowing import ShadowError, replay
 from te_hal.testing import Case, Kind, Subject, conformance, run_case, workers
 
@@ -54,8 +54,3 @@ def test_a_shadow_names_it_too(lie, tmp_path) -> None:
         multiply_and_decode(torch.randn(8, 16))
     assert shadow.difference.op == LIES[lie][0].partition(":")[0]
     assert replay(shadow.difference.file).findings
-
-
-def test_a_backend_that_is_not_there_ends_a_run_with_its_reason() -> None:
-    with pytest.raises(TeHalError, match="nosuch"):
-        conformance(Subject("nosuch"))

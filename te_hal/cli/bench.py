@@ -1,0 +1,128 @@
+"""`te-hal bench`: how fast a backend's ops are, beside what the device can do, and from which sizes FP8 pays."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from contextlib import nullcontext
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+import typer
+
+import te_hal
+from te_hal.cli.atomic import write_atomically
+from te_hal.cli.bench_cases import BenchCase, Maker, bench_cases
+from te_hal.cli.bench_clock import Clock
+from te_hal.cli.bench_record import compare_records, read_record
+from te_hal.cli.bench_run import run_bench
+from te_hal.cli.bench_shapes import MODELS, Size, size_for
+from te_hal.cli.bench_text import comparison_lines, record_lines
+from te_hal.cli.failure import FAILED, wrong_input_ends
+from te_hal.cli.threads import MOST_THREADS, WORTH_SHARING, torch_threads
+from te_hal.dispatch import backend_for
+from te_hal.modules.device import parameter_device
+from te_hal.schema.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def bench(
+    backend: Annotated[str | None, typer.Option(help='One of "te-hal backends"; default: the one in force.')] = None,
+    device: Annotated[str | None, typer.Option(help="Where the calls run; default: the backend's.")] = None,
+    op: Annotated[str, typer.Option(metavar="REGEX", help="Only ops whose whole name matches.")] = ".*",
+    model: Annotated[list[str] | None, typer.Option(help=f"Sizes of {', '.join(MODELS)}; may be repeated.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Rows of every activation.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One model, few products: seconds on a CPU.")] = False,
+    threads: Annotated[int | None, typer.Option(min=1, max=MOST_THREADS, help="Of torch, on a CPU.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.001, help="That one measurement may take.")] = 0.1,
+    as_json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the record.")] = None,
+    record: Annotated[
+        Path | None, typer.Option("--from", metavar="FILE", help="Measure nothing: take this record.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Compare with this record; exit code 1 if a call is slower.")
+    ] = None,
+    threshold: Annotated[float, typer.Option(min=0.0, help="Share of its time by which a call may be slower.")] = 0.1,
+) -> None:
+    """Time ops over the sizes of common language models: us, GB/s or TFLOP/s, and the share of a measured ceiling."""
+    with wrong_input_ends(), nullcontext() if backend is None else te_hal.use_backend(backend):
+        before = None if against is None else read_record(against)
+        if record is not None:
+            _refuse_beside_record(
+                {"--backend": backend, "--device": device, "--model": model, "--tokens": tokens, "--threads": threads}
+                | {"--json": as_json, "--quick": quick or None, "--op": None if op == ".*" else op}
+            )
+            found = read_record(record)
+        else:
+            _check_writable(as_json)
+            with torch_threads(threads, WORTH_SHARING):
+                found = _measure(device, op, tuple(model or ()), tokens, seconds, quick=quick)
+    print(*record_lines(found), sep="\n")
+    if as_json is not None:
+        write_atomically(as_json, (json.dumps(found, indent=1) + "\n").encode())
+    failed = any("failed" in row for row in found["rows"])
+    if before is not None:
+        compared = compare_records(found, before, threshold)
+        print(*comparison_lines(compared, threshold), sep="\n")
+        failed = failed or bool(compared.slower)
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+def _measure(
+    device: str | None, op: str, models: tuple[str, ...], tokens: int | None, seconds: float, *, quick: bool
+) -> dict[str, Any]:
+    for name in models:
+        if name not in MODELS:
+            raise ArgumentError("te-hal bench: --model", got=repr(name), accepted=", ".join(MODELS), todo="name one")
+    where = parameter_device(device, "te-hal bench: --device")
+    size = size_for(where, models, tokens, quick=quick)
+    cases = _chosen(size, op)
+    maker = Maker(backend_for(where, "gemm"), where)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        return run_bench(maker, Clock(where, seconds), size, cases, _say)
+
+
+def _chosen(size: Size, op: str) -> Sequence[BenchCase]:
+    cases = bench_cases(size)
+    try:
+        chosen = [case for case in cases if re.fullmatch(op, case.op)]
+    except re.error as error:
+        raise ArgumentError(
+            "te-hal bench: --op", got=f"{op!r}: {error}", accepted="a regular expression", todo="correct it"
+        ) from error
+    if not chosen:
+        names = ", ".join(dict.fromkeys(case.op for case in cases))
+        raise ArgumentError("te-hal bench: --op", got=repr(op), accepted=names, todo="name at least one op")
+    return chosen
+
+
+def _refuse_beside_record(given: dict[str, object]) -> None:
+    """What is about measuring means nothing where nothing is measured."""
+    names = [name for name, value in given.items() if value is not None]
+    if names:
+        raise ArgumentError(
+            "te-hal bench: --from",
+            got=", ".join(names),
+            accepted="--against and --threshold beside it",
+            todo="leave it out",
+        )
+
+
+def _check_writable(path: Path | None) -> None:
+    """Before minutes of measuring, not after."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise ArgumentError(
+            "te-hal bench: --json", got=str(path), accepted="a file in a folder that is there", todo="make the folder"
+        )
+
+
+def _say(what: str) -> None:
+    """On stderr, where somebody looks at it."""
+    if sys.stderr.isatty():
+        print(f"\r{what}", end="\033[K\r", file=sys.stderr)

@@ -1,0 +1,135 @@
+"""Runs a benchmark: the device's ceilings, every call beside them, and FP8 beside bf16."""
+
+from __future__ import annotations
+
+import datetime as dt
+import platform
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from te_hal import ops
+from te_hal._version import __version__
+from te_hal.cli.bench_fp8 import fp8_rows
+from te_hal.cli.place import device_name
+from te_hal.dispatch import Runs, verdict
+from te_hal.schema.catalog import SCHEMAS
+from te_hal.schema.errors import ArgumentError, BackendUnavailableError, KernelError, StateError, UnsupportedError
+from te_hal.schema.storage import QuantizedStorage
+from te_hal.schema.validate import describe_call
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from te_hal.cli.bench_cases import BenchCase, Maker
+    from te_hal.cli.bench_clock import Clock
+    from te_hal.cli.bench_shapes import Size
+
+#: What a record says it is.
+KIND, VERSION = "te_hal bench", 1
+_GIGA, _TERA = 1e9, 1e12
+#: Measurements of each ceiling, of which the best counts.
+_CEILING_RUNS = 3
+#: Bytes of the copied tensor and side of the multiplied matrices, on a CPU and elsewhere.
+_COPY = {True: 2**27, False: 2**30}
+_SIDE = {True: 1024, False: 8192}
+
+
+def run_bench(
+    maker: Maker, clock: Clock, size: Size, cases: Sequence[BenchCase], heard: Callable[[str], None]
+) -> dict[str, Any]:
+    """Time everything; the record, as plain values.
+
+    Args:
+        maker: for the backend in force and its device.
+        clock: times the calls.
+        size: what was asked for.
+        cases: the calls.
+        heard: called with the name of what comes next.
+    """
+    heard("ceilings")
+    ceilings = measure_ceilings(maker, clock)
+    rows = []
+    for case in cases:
+        heard(case.id)
+        rows.append(_row(maker, clock, case, ceilings))
+    heard("fp8 beside bf16")
+    return {
+        "kind": KIND,
+        "version": VERSION,
+        "date": dt.datetime.now(tz=dt.timezone.utc).isoformat(timespec="seconds"),
+        "backend": maker.backend.name,
+        "device": device_name(maker.device),
+        "threads": torch.get_num_threads(),
+        "timed_by": clock.kind,
+        "versions": {"te_hal": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
+        "size": {"models": list(size.models), "tokens": size.tokens, "quick": size.quick},
+        "ceilings": ceilings,
+        "rows": rows,
+        "fp8": fp8_rows(maker, clock, size) if any(case.op == "gemm" for case in cases) else None,
+    }
+
+
+def measure_ceilings(maker: Maker, clock: Clock) -> dict[str, float]:
+    """What this device does at best: torch's copy in GB/s, read and written, and its bf16 product in TFLOP/s."""
+    slow = maker.device.type == "cpu"
+    return {
+        "copy_gb_per_s": 2 * _COPY[slow] / _copy_us(maker.device, clock, _COPY[slow]) * 1e6 / _GIGA,
+        "gemm_tflop_per_s": 2 * _SIDE[slow] ** 3 / _product_us(maker, clock, _SIDE[slow]) * 1e6 / _TERA,
+    }
+
+
+def _copy_us(device: torch.device, clock: Clock, count: int) -> float:
+    source = torch.zeros(count, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return min(clock.measure(lambda: target.copy_(source)).least_us for _ in range(_CEILING_RUNS))
+
+
+def _product_us(maker: Maker, clock: Clock, side: int) -> float:
+    a, b = maker.normal(side, side), maker.normal(side, side)
+    return min(clock.measure(lambda: a @ b).least_us for _ in range(_CEILING_RUNS))
+
+
+def _row(maker: Maker, clock: Clock, case: BenchCase, ceilings: dict[str, float]) -> dict[str, Any]:
+    row: dict[str, Any] = {"id": case.id, "op": case.op, "variant": case.variant, "shape": case.shape}
+    try:
+        arguments = case.make(maker)
+        call = partial(_call, case.op, arguments)
+        row["runs"] = _runs(case.op, arguments)
+        timing = clock.measure(call)
+        moved = sum(map(_bytes, (*arguments.values(), call())))
+    except UnsupportedError as error:
+        return {**row, "refused": str(error)}
+    except torch.OutOfMemoryError:
+        return {**row, "refused": "the device has not enough memory for its operands"}
+    except (ArgumentError, BackendUnavailableError, KernelError, StateError, RuntimeError) as error:
+        return {**row, "failed": f"{type(error).__name__}: {error}"}
+    row |= {"us": timing.median_us, "least_us": timing.least_us, "timed": timing.runs}
+    if case.operations:
+        rate = case.operations / timing.median_us * 1e6 / _TERA
+        return {**row, "tflop_per_s": rate, "of_ceiling": rate / ceilings["gemm_tflop_per_s"]}
+    rate = moved / timing.median_us * 1e6 / _GIGA
+    return {**row, "gb_per_s": rate, "of_ceiling": rate / ceilings["copy_gb_per_s"]}
+
+
+def _call(op: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - as the op has it
+    """The public op, as a user calls it."""
+    positional = [arguments[n] for n, by_keyword, _ in SCHEMAS[op].signature if not by_keyword and n in arguments]
+    keywords = {n: arguments[n] for n, by_keyword, _ in SCHEMAS[op].signature if by_keyword and n in arguments}
+    return getattr(ops, op)(*positional, **keywords)
+
+
+def _runs(op: str, arguments: dict[str, Any]) -> str:
+    """What runs the call: "kernel", "composition" or "fallback"."""
+    given = {name: default for name, _, default in SCHEMAS[op].signature} | arguments
+    found = verdict(describe_call(SCHEMAS[op], given))
+    return Runs.KERNEL.value if found.runs is Runs.NOBODY else found.runs.value
+
+
+def _bytes(value: Any) -> int:  # noqa: ANN401 - an operand or a result
+    if isinstance(value, (list, tuple)):
+        return sum(map(_bytes, value))
+    if isinstance(value, QuantizedStorage):
+        return sum(map(_bytes, value.tensors()))
+    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
