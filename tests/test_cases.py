@@ -259,14 +259,28 @@ CASES = {
             "modules/test_transformer.py::test_a_sequence_of_nothing_but_padding_stays_finite_in_every_gradient",
         ),
     ),
+    "B66": Case(
+        'packed sequences that demand "padding" in the mask type',
+        (
+            f"{ATTENTION}_packed.py::test_a_mask_type_need_not_say_padding",
+            f"{ATTENTION}_packed.py::test_each_sequence_attends_as_if_it_were_alone",
+        ),
+    ),
+    "B70": Case(
+        "a window that discards the caller's mask",
+        (
+            f"{ATTENTION}_windows.py::test_what_a_mask_hides_stays_hidden_in_a_window",
+            f"{ATTENTION}_windows.py::test_a_window_joins_every_mask",
+        ),
+    ),
     "B72": Case(
         "fused and unfused rotary embedding that differ, gradients of it",
         (
             "modules/test_rope.py::test_a_rotation_is_a_complex_product_rounded_once_and_backward_turns_back",
             "modules/test_rope.py::test_gradients_agree_with_finite_differences_for_any_angles",
             "modules/test_rope.py::test_an_offset_is_the_first_position",
+            "modules/test_rope.py::test_each_packed_sequence_turns_as_it_would_alone",
         ),
-        {"thd": WHOLE_SET},
     ),
     "B74": Case(
         "dropped choices that are sorted wrongly, offsets that wrap",

@@ -8,7 +8,7 @@ import torch
 
 from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed
 from te_hal.modules.attention import masks
-from te_hal.modules.attention.bias import ALIBI, Bias, check_bias
+from te_hal.modules.attention.bias import ALIBI, NO_BIAS, Bias, check_bias
 from te_hal.modules.attention.choice import AttentionKey
 from te_hal.modules.attention.layout import PACKED, check_format, heads_first
 from te_hal.modules.attention.masks import RULES, WITH_PADDING, mask_type
@@ -121,31 +121,32 @@ def attention_call(module: Attention, label: str, given: dict[str, Any], found: 
     """
     query, key, value = found.tensors
     packed = found.qkv_format == PACKED
-    batch = len(found.sequences[0].lengths) if packed and found.sequences is not None else query.shape[0]
-    lengths = [s.longest for s in found.sequences] if found.sequences else [t.shape[-2] for t in (query, key)]
-    sizes = (batch, module.num_attention_heads, lengths[0], lengths[1])
+    batch, queries, keys = query.shape[0], query.shape[-2], key.shape[-2]
+    if found.sequences is not None:
+        batch, queries, keys = found.sequences[0].lengths.shape[0], *(each.longest for each in found.sequences)
+    sizes = (batch, module.num_attention_heads, queries, keys)
     bias = check_bias(
         label,
-        given.get("core_attention_bias_type", "no_bias"),
+        given.get("core_attention_bias_type", NO_BIAS),
         given.get("core_attention_bias"),
         given.get("alibi_slopes"),
         sizes,
         query.device,
     )
     visibility = _visibility(module, label, given, found, sizes, bias)
+    window, masked = visibility.window, visibility.hidden is not None
+    diagonal = visibility.diagonal(queries, keys)
     apart = module.softmax_type != VANILLA or module.return_max_logit
-    diagonal = visibility.diagonal(*sizes[2:])
-    in_tensor = diagonal is None or (apart and visibility.window != EVERYTHING)
-    simple = visibility.window == EVERYTHING or (visibility.window == (-1, 0) and _is_zero(visibility.offset))
+    in_tensor = diagonal is None or (apart and window != EVERYTHING)
     plan = AttentionKey(
-        dtype=query.dtype,
-        device=query.device,
+        query.dtype,
+        query.device,
         causal="none" if in_tensor or diagonal is None else diagonal[0],
-        windowed=not simple,
-        masked=visibility.hidden is not None,
-        mask_tensor=packed or visibility.hidden is not None or in_tensor,
-        sees_something=visibility.sees_something(*sizes[2:]),
-        empty=0 in sizes or 0 in query.shape or 0 in key.shape,
+        windowed=not (window == EVERYTHING or (window == (-1, 0) and _is_zero(visibility.offset))),
+        masked=masked,
+        mask_tensor=packed or masked or in_tensor,
+        sees_something=visibility.sees_something(queries, keys),
+        empty=0 in sizes or not (query.numel() and key.numel()),
         packed=packed,
         bias=bias.type,
         softmax_type=module.softmax_type,

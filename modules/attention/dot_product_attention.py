@@ -11,7 +11,7 @@ from te_hal.modules.arguments import check_callable, check_size
 from te_hal.modules.attention.call import attention_call, operands
 from te_hal.modules.attention.choice import AttentionKey, AttentionPlan, make_plan
 from te_hal.modules.attention.execution import run
-from te_hal.modules.attention.later import refuse_later_attention
+from te_hal.modules.attention.later import refuse_later_attention, refuse_later_settings
 from te_hal.modules.attention.layout import check_format
 from te_hal.modules.attention.masks import mask_type
 from te_hal.modules.attention.sizes import (
@@ -117,7 +117,7 @@ class DotProductAttention(Labelled, OptionalExtraState, torch.nn.Module):
         name: str | None = None,
     ) -> None:
         kind = type(self).__name__
-        refuse_later_attention(kind, locals())
+        refuse_later_settings(kind, locals())
         super().__init__()
         self.name = name
         self.num_attention_heads = check_size(f"{kind}: num_attention_heads", num_attention_heads)
@@ -240,8 +240,7 @@ class DotProductAttention(Labelled, OptionalExtraState, torch.nn.Module):
             StateError: ``inference_params`` awaits no tokens.
             UnsupportedError: an argument of a later feature; the backend lacks the softmax that is needed.
         """
-        given = dict(locals())
-        call = self._call(given)
+        call = self._call({name: value for name, value in locals().items() if value is not None})
         plan = self._plans.get(call.key_of_plan)
         recomputes = checkpoint_core_attention and torch.is_grad_enabled()
         output, largest = self._recomputed(call, plan) if recomputes else self._attended(call, plan)
@@ -284,16 +283,17 @@ class DotProductAttention(Labelled, OptionalExtraState, torch.nn.Module):
             )
         names = ("query_layer", "key_layer", "value_layer", "attention_mask")
         given = dict(zip(names, tensors, strict=False)) | arguments
-        return self._plans.get(self._call(given).key_of_plan).choice
+        call = self._call({name: value for name, value in given.items() if value is not None})
+        return self._plans.get(call.key_of_plan).choice
 
     def _call(self, given: dict[str, Any]) -> AttentionCall:
-        """Check the arguments; with ``inference_params``, write new keys and values to the cache."""
+        """Check the arguments, those that are None left out; with ``inference_params``, write to the cache."""
         label = self.label
         refuse_later_attention(label, given)
         check_flags(label, {name: given[name] for name in _FLAGS if name in given})
         note_module()
         refuse_transforms(label)
-        if given.get("inference_params") is not None:
+        if "inference_params" in given:
             return attention_with_cache(self, label, given)
         return attention_call(self, label, given, operands(self, label, given))
 

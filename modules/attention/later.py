@@ -7,7 +7,7 @@ from typing import Any
 from te_hal.modules.arguments import refuse_later
 from te_hal.schema.errors import UnsupportedError
 
-_DEFAULTS: dict[str, object] = {
+_OF_CONSTRUCTOR: dict[str, object] = {
     "sequence_parallel": False,
     "tp_size": 1,
     "tp_group": None,
@@ -24,6 +24,7 @@ _DEFAULTS: dict[str, object] = {
     "seq_length": None,
     "micro_batch_size": None,
 }
+_OF_CALL: dict[str, object] = {"checkpoint_core_attention": False}
 
 #: Default, and why another value is refused.
 _REFUSED: dict[str, tuple[object, str]] = {
@@ -37,13 +38,22 @@ _REFUSED: dict[str, tuple[object, str]] = {
 }
 
 
+def refuse_later_settings(where: str, arguments: dict[str, Any]) -> None:
+    """Accept a constructor's arguments of later features, found among ``arguments``, at their default only.
+
+    Raises:
+        UnsupportedError: one differs; names it and its feature.
+    """
+    refuse_later(where, arguments, _OF_CONSTRUCTOR)
+
+
 def refuse_later_attention(where: str, arguments: dict[str, Any]) -> None:
-    """Accept arguments of later features, and of NVIDIA's kernels, found among ``arguments``, at their default only.
+    """The same for a call's arguments, and for those of NVIDIA's kernels.
 
     Raises:
         UnsupportedError: one differs; names it and the reason.
     """
-    refuse_later(where, arguments, _DEFAULTS)
+    refuse_later(where, arguments, _OF_CALL)
     for name, (default, reason) in _REFUSED.items():
         value = arguments.get(name, default)
         if value is not default and value != default:

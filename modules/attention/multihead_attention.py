@@ -8,7 +8,7 @@ import torch
 
 from te_hal.modules.arguments import check_callable, check_size
 from te_hal.modules.attention.dot_product_attention import DotProductAttention
-from te_hal.modules.attention.later import refuse_later_attention
+from te_hal.modules.attention.later import refuse_later_attention, refuse_later_settings
 from te_hal.modules.attention.layout import check_format
 from te_hal.modules.attention.multihead_arguments import FLAGS, check_inputs, check_together, head_layout
 from te_hal.modules.attention.qk_norm import check_qk_norm, make_norms
@@ -142,7 +142,7 @@ class MultiheadAttention(Labelled, torch.nn.Module):
     ) -> None:
         kind = type(self).__name__
         given = dict(locals())
-        refuse_later_attention(kind, given)
+        refuse_later_settings(kind, given)
         check_flags(kind, {flag: given[flag] for flag in FLAGS})
         check_together(kind, given)
         check_callable(f"{kind}: get_rng_state_tracker", get_rng_state_tracker)

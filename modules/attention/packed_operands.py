@@ -27,7 +27,9 @@ def unpacked(where: str, given: dict[str, Any], qkv_format: str) -> tuple[object
         ArgumentError: both ways at once; another number of parts, another ``qkv_interleave_dim``.
     """
     apart = {name: given.get(name) for name in ("query_layer", "key_layer", "value_layer")}
-    dim = given.get("qkv_interleave_dim", -3)
+    dim = given.get("qkv_interleave_dim", _DIMS[0])
+    if dim == _DIMS[0] and "qkv_layer" not in given and "kv_layer" not in given:
+        return apart["query_layer"], apart["key_layer"], apart["value_layer"]
     for name, count, replaces in (
         ("qkv_layer", 3, ("query_layer", "key_layer", "value_layer")),
         ("kv_layer", 2, ("key_layer", "value_layer")),

@@ -12,6 +12,12 @@ from te_hal.schema.flags import check_flags
 if TYPE_CHECKING:
     import torch
 
+_ALL = frozenset(
+    (
+        *("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded"),
+        *("max_seqlen_q", "max_seqlen_kv", "pad_between_seqs"),
+    )
+)
 _OF_KEYS = ("cu_seqlens_kv", "cu_seqlens_kv_padded", "max_seqlen_kv")
 _PADDED = ("cu_seqlens_q_padded", "cu_seqlens_kv_padded")
 
@@ -88,13 +94,15 @@ def check_no_sequences(where: str, name: str, given: dict[str, Any], queries: in
     Args:
         where: the module, for messages.
         name: mask type.
-        given: the call's arguments by name.
+        given: the call's arguments by name, those that are None left out.
         queries: how many.
         keys: how many.
 
     Raises:
         ArgumentError: there are some.
     """
+    if _ALL.isdisjoint(given):
+        return
     _refuse_offsets(where, given)
     for argument in ("cu_seqlens_q", "cu_seqlens_kv"):
         if given.get(argument) is not None:

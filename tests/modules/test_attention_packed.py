@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import attention_by_hand as by_hand
 import pytest
 import torch
@@ -91,6 +93,24 @@ def test_each_sequence_attends_as_if_it_were_alone(mask_type, case, gap, form):
         **(padded if gap else {}),
     )
     check(y, inputs, gy, one_by_one(inputs, gy, lengths, gap, mask_type))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SEQUENCES)
+@pytest.mark.parametrize("mask_type", MASKS)
+def test_every_window_number_of_groups_and_gap_gives_each_sequence_its_own(mask_type, case):
+    lengths = SEQUENCES[case]
+    grid = itertools.product([(-1, -1), (2, 0), (1, 2), (0, 0), (-1, 1)], [1, 2, 4], GAPS.values(), [False, True])
+    for window, groups, gap, form in grid:
+        module = te.DotProductAttention(H, (D, DV), groups, qkv_format="thd", attn_mask_type=mask_type)
+        module.always_written_out = form
+        *inputs, gy = operands(lengths, groups, gap)
+        sequences = {"cu_seqlens_q": cumulative(lengths[0]), "cu_seqlens_kv": cumulative(lengths[1])}
+        if gap:
+            of_queries, of_keys = (cumulative(each, gap) for each in lengths)
+            sequences |= {"cu_seqlens_q_padded": of_queries, "cu_seqlens_kv_padded": of_keys}
+        y = module(*inputs, window_size=window, **sequences)
+        check(y, inputs, gy, one_by_one(inputs, gy, lengths, gap, mask_type, window))
 
 
 @pytest.mark.parametrize("groups", [1, 4], ids="{} groups".format)

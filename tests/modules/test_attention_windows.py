@@ -46,9 +46,10 @@ def mask_of(mask_type: str, shape: str) -> torch.Tensor | tuple[torch.Tensor, to
     return padding(shape) if mask_type.startswith("padding") else None
 
 
-def check(found: torch.Tensor, inputs: list[torch.Tensor], gy: torch.Tensor, seen: torch.Tensor, shape: str) -> None:
+def check(
+    found: torch.Tensor, inputs: list[torch.Tensor], gy: torch.Tensor, seen: torch.Tensor, qkv_format: str
+) -> None:
     """Output and gradients against float64."""
-    qkv_format = SHAPES[shape][3]
     gradients = torch.autograd.grad(found, inputs, gy)
     doubles = [tensor.detach().double().requires_grad_() for tensor in inputs]
     first = [by_hand.heads_first(tensor, qkv_format) for tensor in doubles]
@@ -74,7 +75,33 @@ def test_a_window_joins_every_mask(mask_type, window, shape):
     inputs, gy = operands(shape)
     mask = mask_of(mask_type, shape)
     seen = by_hand.visible(mask_type, (B, H, queries, keys), mask, window)
-    check(module(*inputs, attention_mask=mask), inputs, gy, seen, shape)
+    check(module(*inputs, attention_mask=mask), inputs, gy, seen, qkv_format)
+
+
+GRID = list(itertools.product(by_hand.CAUSAL, WINDOWS, SHAPES, [1, 2, 4], ["sbhd", "bshd"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mask_type", by_hand.CAUSAL)
+def test_every_mask_with_every_window_format_and_number_of_groups(mask_type):
+    for name, window, shape, groups, qkv_format in GRID:
+        if name != mask_type:
+            continue
+        queries, keys = SHAPES[shape][:2]
+        for form in (False, True):
+            module = te.DotProductAttention(
+                H, D, groups, qkv_format=qkv_format, attn_mask_type=mask_type, window_size=window
+            )
+            module.always_written_out = form
+            sizes = [(queries, H), (keys, groups), (keys, groups)]
+            lead = [(n, B) if qkv_format == "sbhd" else (B, n) for n, _ in sizes]
+            inputs = [
+                torch.randn(*first, heads, D, requires_grad=True) for first, (_, heads) in zip(lead, sizes, strict=True)
+            ]
+            mask = mask_of(mask_type, shape)
+            seen = by_hand.visible(mask_type, (B, H, queries, keys), mask, window)
+            gy = torch.randn(*lead[0], H * D)
+            check(module(*inputs, attention_mask=mask), inputs, gy, seen, qkv_format)
 
 
 @pytest.mark.parametrize("bottom_right", [False, True], ids=["top_left", "bottom_right"])
@@ -89,7 +116,7 @@ def test_where_a_window_lies_can_be_said_where_the_mask_leaves_it_open(mask_type
     mask = mask_of(mask_type, shape)
     y = standing(*inputs, attention_mask=mask)
     seen = by_hand.visible(mask_type, (B, H, queries, keys), mask, (1, 1), bottom_right)
-    check(y, inputs, gy, seen, shape)
+    check(y, inputs, gy, seen, qkv_format)
     for_once = called(*inputs, attention_mask=mask, window_size=(1, 1), bottom_right_diagonal=bottom_right)
     assert torch.equal(for_once, y)
 
@@ -101,7 +128,7 @@ def test_both_forms_of_a_window_agree(mask_type, always_written_out):
     module = te.DotProductAttention(H, D, 1, qkv_format="bshd", attn_mask_type=mask_type, window_size=(2, 0))
     module.always_written_out = always_written_out
     seen = by_hand.visible(mask_type, (B, H, 4, 7), None, (2, 0))
-    check(module(*inputs), inputs, gy, seen, "more keys")
+    check(module(*inputs), inputs, gy, seen, "bshd")
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -65,6 +65,45 @@ def test_masks_mean_what_their_definition_says_and_rows_with_nothing_to_see_give
     assert not y.cpu()[~seen.any(-1).all(1).t()].any()
 
 
+@pytest.mark.parametrize("softmax_type", ["vanilla", "learnable"])
+@pytest.mark.parametrize(
+    "mask_type", ["no_mask", "causal", "causal_bottom_right", "padding_causal", "padding_causal_bottom_right"]
+)
+def test_windows_biases_and_offsets_mean_what_their_definition_says(native: NativeBackend, mask_type, softmax_type):
+    queries, keys, window = 5, 7, (2, 1)
+    mask = None
+    if mask_type.startswith("padding"):
+        mask = torch.zeros(2, 1, 1, queries, dtype=torch.bool), torch.zeros(2, 1, 1, keys, dtype=torch.bool)
+        mask[0][1, ..., -2:], mask[1][1, ..., -3:] = True, True
+    module = te.DotProductAttention(
+        4, 8, 2, attn_mask_type=mask_type, window_size=window, softmax_type=softmax_type, return_max_logit=True
+    )
+    inputs = [torch.randn(n, 2, h, 8) for n, h in ((queries, 4), (keys, 2), (keys, 2))]
+    inputs += [torch.randn(1, 4, queries, keys), torch.randn(4)][: 1 + (softmax_type == "learnable")]
+    given = [native.put(tensor).requires_grad_() for tensor in inputs]
+    if softmax_type == "learnable":
+        module.softmax_offset = torch.nn.Parameter(given[4].detach())
+        given[4] = module.softmax_offset
+    with native.use():
+        y, largest = module(
+            *given[:3],
+            native.put(mask) if mask is None else tuple(map(native.put, mask)),
+            core_attention_bias_type="post_scale_bias",
+            core_attention_bias=given[3],
+        )
+        found = [y, *torch.autograd.grad(y.sum(), given)]
+    doubles = [tensor.double().requires_grad_() for tensor in inputs]
+    seen = by_hand.visible(mask_type, (2, 4, queries, keys), mask, window)
+    first = [by_hand.heads_first(tensor, "sbhd") for tensor in doubles[:3]]
+    joins = doubles[4] if softmax_type == "learnable" else None
+    after = doubles[3].expand(2, -1, -1, -1)
+    expected = by_hand.merged(by_hand.attend(*first, seen, 8**-0.5, after=after, joins=joins), "sbhd")
+    exact = [expected, *torch.autograd.grad(expected.sum(), doubles)]
+    for value, target in zip(found, exact, strict=True):
+        assert (value.cpu().double() - target).norm() <= 4e-6 * max(1.0, expected.norm(), target.norm())
+    assert largest.isfinite().all()
+
+
 def test_torch_takes_the_first_kernel_that_the_backend_asks_for(native: NativeBackend, monkeypatch):
     asked = []
     original = torch.nn.functional.scaled_dot_product_attention
