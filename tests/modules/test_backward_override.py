@@ -10,6 +10,7 @@ import closeness
 import pytest
 import torch
 
+import te_hal
 import te_hal.modules as te
 from te_hal import recipe
 from te_hal.quantization import quantizer_factories
@@ -122,6 +123,19 @@ def test_weights_that_live_in_fp8_are_multiplied_as_what_they_stand_for(override
 
 
 @pytest.mark.parametrize("override", OVERRIDES)
+def test_weights_that_live_in_mxfp8_need_no_second_copy(override):
+    chosen = recipe.MXFP8BlockScaling(backward_override=override)
+    with te.quantized_model_init(recipe=chosen):
+        module = te.Linear(256, 512, bias=False, params_dtype=torch.bfloat16)
+    assert te.memory_report(module).nbytes <= 1.05 * 256 * 512
+    x = torch.randn(32, 256).bfloat16().requires_grad_()
+    with te.autocast(recipe=chosen):
+        module(x).sum().backward()
+    weight = module.weight.dequantize().double()
+    assert near(x.grad, torch.ones(32, 512, dtype=torch.float64) @ weight)
+
+
+@pytest.mark.parametrize("override", OVERRIDES)
 def test_main_grad_gets_the_same_product(override):
     plain = step(made("Linear"), recipe.Float8BlockScaling(backward_override=override))
     torch.manual_seed(0)
@@ -146,6 +160,31 @@ def test_a_quantized_input_and_gradient_are_taken(override):
     assert torch.allclose(second.weight.grad.double(), ones.T @ held, atol=1e-5)
     if override == "high_precision":
         assert torch.allclose(x.grad.double(), ones @ weight.double() @ first.weight.detach().double(), atol=1e-5)
+
+
+#: Recipes whose forward and backward read different things.
+TWOFOLD = {
+    **{
+        f"{name} {override}": RECIPES[name](backward_override=override)
+        for name in ("current", "block", "mxfp8")
+        for override in OVERRIDES
+    },
+    "mxfp8 behind": recipe.CustomRecipe(qfactory=quantizer_factories.high_precision_fwd_mxfp8_bwd_factory),
+    "mxfp8 ahead": recipe.CustomRecipe(qfactory=quantizer_factories.mxfp8_fwd_high_precision_bwd_factory),
+}
+
+
+@pytest.mark.parametrize("name", TWOFOLD)
+def test_native_kernels_give_what_the_reference_gives(name):
+    if "musa_emulator" not in [info.name for info in te_hal.list_backends() if info.usable]:
+        pytest.skip("musa_emulator is not usable here")
+    found = []
+    for backend in ("cpu_reference", "musa_emulator"):
+        with te_hal.use_backend(backend):
+            found.append(step(made("LayerNormLinear"), TWOFOLD[name]))
+    for key, reference in found[0].items():
+        # Sums in another order: now and then the other neighbour in bf16.
+        assert (found[1][key].double() - reference.double()).norm() <= 3e-4 * reference.double().norm(), key
 
 
 def test_the_same_object_with_another_override_is_noticed():
