@@ -19,6 +19,7 @@ from te_hal.quantization.operand_formats import recipe_formats
 from te_hal.quantization.quantized_tensor import wrap
 from te_hal.schema.block_scales import order_of
 from te_hal.schema.errors import ArgumentError, StateError
+from te_hal.schema.formats import ScalingMode
 from te_hal.schema.storage import QuantizedStorage, StorageKind
 
 if TYPE_CHECKING:
@@ -155,33 +156,46 @@ class QuantizedWeights:
                 weight._quantizer = _weight_quantizer(module, gemm)  # noqa: SLF001 - as it was given one
 
     def take_over(self, module: Fp8Module, state_dict: Mapping[str, Any], prefix: str) -> None:
-        """Quantize plain values that were loaded anew, by their own amax; the state goes on from there.
+        """Quantize values that were loaded anew and are not of the weights' kind, by their own amax.
 
-        Whatever scale was there belongs to other values. A value of another shape is left to torch, which refuses it.
+        Whatever scale was there belongs to other values; the state goes on from theirs. Codes of the weights' kind stay
+        as they are: their scale is in the state that came along, and where none came the state starts from their amax.
+        A value of another shape is left to torch, which refuses it.
 
         Args:
             module: whose.
             state_dict: what was loaded.
             prefix: of the module's keys.
         """
+        came_along = module.fp8_initialized
         for name, gemm in self.gemm_of.items():
             value, weight = state_dict.get(prefix + name), getattr(module, name)
-            if self.recipe is None or not isinstance(weight, QuantizedTensor):
-                continue
-            if not isinstance(value, torch.Tensor) or isinstance(value, QuantizedTensor):
+            if self.recipe is None or not isinstance(weight, QuantizedTensor) or not isinstance(value, torch.Tensor):
                 continue
             if value.shape != weight.shape:
                 continue  # torch has noted it, and raises naming every such key once all modules are through
+            held = weight.quantized_storage
+            same = isinstance(value, QuantizedTensor) and _same_codes(value.quantized_storage, held)
+            if same and (came_along or held.mode is not ScalingMode.TENSOR):
+                continue
             module.use_recipe(self.recipe, weight.device)
             quantizer = _weight_quantizer(module, gemm)
-            plain = value.detach().to(weight.device, weight.dtype)
+            plain = value.detach()
+            plain = plain.dequantize() if isinstance(plain, QuantizedTensor) else plain
+            plain = plain.to(weight.device, weight.dtype)
             if isinstance(quantizer, Float8Quantizer):
                 amax = te_hal.ops.amax(plain)
                 largest = quantizer.format.max * 2.0 ** -getattr(self.recipe, "margin", 0)
                 quantizer.scale.copy_(te_hal.ops.compute_scale(amax, fp8_max=largest))
                 quantizer.amax.copy_(amax)
-            with torch.no_grad():
-                weight.quantize_(plain)
+            if not same:
+                with torch.no_grad():
+                    weight.quantize_(plain)
+
+
+def _same_codes(one: QuantizedStorage, other: QuantizedStorage) -> bool:
+    """Whether one's codes were copied as they are, whichever copies there are."""
+    return one.format is other.format and one.mode is other.mode
 
 
 def _refuse_parts(module: Fp8Module, names: Sequence[str]) -> None:

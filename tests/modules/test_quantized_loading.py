@@ -37,3 +37,37 @@ def test_a_weight_of_another_shape_is_torchs_error_and_keeps_its_bytes(name, sha
     # As in torch, what fits has been loaded.
     assert torch.equal(model[1].bias, plain[1].bias)
     assert (model[0].weight.dequantize() - plain[0].weight).abs().max() <= 0.07 * plain[0].weight.abs().max()
+
+
+EVERY = {**RECIPES, "block": recipe.Float8BlockScaling, "nvfp4": recipe.NVFP4BlockScaling}
+
+
+def one(name: str, seed: int) -> te.Linear:
+    torch.manual_seed(seed)
+    with te.quantized_model_init(recipe=EVERY[name]()):
+        return te.Linear(64, 96, params_dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("into", EVERY)
+@pytest.mark.parametrize("source", EVERY)
+def test_codes_of_any_kind_load_into_weights_of_any_other(source, into):
+    saved, module = one(source, 0), one(into, 1)
+    module.load_state_dict(saved.state_dict())
+    values, found = saved.weight.dequantize().double(), module.weight.dequantize().double()
+    # Rounded once more: E4M3 costs 0.03, E2M1 0.12.
+    bound = 0.0 if source == into else 0.13 if into == "nvfp4" else 0.04
+    assert (found - values).norm() <= bound * values.norm()
+    assert type(module.weight) is type(one(into, 2).weight)
+
+
+@pytest.mark.parametrize("source", ["current", "mxfp8", "block", "nvfp4"])
+def test_under_delayed_scaling_the_state_starts_from_the_amax_of_what_was_loaded(source):
+    saved, module = one(source, 0), one("delayed", 1)
+    module.load_state_dict(saved.state_dict())
+    with te.autocast(recipe=recipe.DelayedScaling()):
+        module(torch.randn(32, 64).bfloat16()).sum().backward()
+    amax = saved.weight.dequantize().abs().max().float()
+    assert module.fp8_meta["scaling_fwd"].scale[1] == torch.tensor(448.0) / amax
+    before = module.weight.dequantize().double()
+    torch.optim.SGD(module.parameters(), lr=0.0).step()  # quantizes anew what it does not change
+    assert (module.weight.dequantize().double() - before).norm() <= 0.04 * before.norm()
