@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import re
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import native_stub
 import pytest
+import torch
 from command_line import CommandLine
 
 from te_hal.dispatch.signature import check_signature
@@ -78,6 +81,34 @@ def test_every_file_is_whole(device):
             ast.parse(text)
             assert max(map(len, text.splitlines()), default=0) <= 120, path
     assert f'DEVICE = "{device}"' in files["te_hal_other_chip/device.py"]
+
+
+def module_of(device, file):
+    module = {}
+    exec(compile(project_files(Project("mychip", device))[f"te_hal_mychip/{file}"], file, "exec"), module)  # noqa: S102
+    return types.SimpleNamespace(**module)
+
+
+def test_a_device_that_torch_does_not_know_or_see_is_told():
+    assert "this torch knows no device nosuch" in module_of("nosuch", "device.py").usable().sentence
+    if not torch.xpu.is_available():
+        assert "torch.xpu sees no device" in module_of("xpu", "device.py").usable().sentence
+
+
+def test_a_device_with_streams_gives_the_current_one(monkeypatch):
+    runtime = types.SimpleNamespace(
+        is_available=lambda: True,
+        current_device=lambda: 1,
+        current_stream=lambda device: types.SimpleNamespace(chip_stream=700 + device.index),
+        device=contextlib.nullcontext,
+    )
+    monkeypatch.setattr(torch, "get_device_module", {"chip": runtime}.__getitem__)
+    module = module_of("chip", "device.py")
+    device = torch.device("cuda:1")
+    assert module.usable()
+    assert (module.DEVICES.type, module.DEVICES.current(), module.DEVICES.stream(device)) == ("chip", 1, 701)
+    with module.DEVICES.enter(device) as entered:
+        assert entered == device
 
 
 def test_every_entry_of_the_header_has_a_function_with_its_parameters():
