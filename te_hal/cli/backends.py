@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from te_hal.cli.failure import wrong_input_ends
-from te_hal.dispatch import ANY_DEVICE, list_backends
+from te_hal.cli.failure import FAILED, wrong_input_ends
+from te_hal.dispatch import ANY_DEVICE, list_backends, probe_backends
 
 if TYPE_CHECKING:
     from te_hal.dispatch import BackendInfo
@@ -26,8 +26,15 @@ _LINE = 80
 
 def backends(
     as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Load each in a process of its own: names one that crashes or hangs.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(min=1.0, help="Of --probe: seconds that one may take.")] = 60.0,
 ) -> None:
     """List the backends: usable here or why not, and for which devices."""
+    if probe:
+        _probe(timeout, as_json=as_json)
+        return
     with wrong_input_ends():
         found = list_backends()
     if as_json:
@@ -43,6 +50,17 @@ def backends(
     else:
         console.print(_table(found))
     console.print("* takes tensors on the default device", style="dim", highlight=False)
+
+
+def _probe(timeout: float, *, as_json: bool) -> None:
+    """A line per backend; exit code 1 where one does not survive its loading."""
+    found = probe_backends(timeout)
+    if as_json:
+        print(json.dumps([asdict(backend) for backend in found], indent=1))
+    for backend in () if as_json else found:
+        print(f"{backend.name}: {'usable' if backend.usable else backend.reason}")
+    if not all(backend.loads for backend in found):
+        raise typer.Exit(FAILED)
 
 
 def _table(found: list[BackendInfo]) -> Table:

@@ -16,6 +16,7 @@ from te_hal.dispatch.inventory import BackendInfo, list_backends
 from te_hal.dispatch.observer import Binding, Observer
 from te_hal.dispatch.policy import EVERY_OP, Policy
 from te_hal.dispatch.policy_source import read_policy
+from te_hal.dispatch.probe import Probed, probe_backends
 from te_hal.dispatch.registry import register_backend, register_composition
 from te_hal.dispatch.resolution import (
     Resolved,
@@ -53,6 +54,7 @@ __all__ = [
     "GemmCopies",
     "Observer",
     "Policy",
+    "Probed",
     "Resolved",
     "Runs",
     "Selection",
@@ -75,6 +77,7 @@ __all__ = [
     "list_backends",
     "parts_of",
     "permission",
+    "probe_backends",
     "read_policy",
     "register_backend",
     "register_composition",

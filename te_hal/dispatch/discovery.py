@@ -103,6 +103,12 @@ def discover(
     return found, failures
 
 
+def installed() -> set[str]:
+    """Names of the entry points, without loading any; none where the metadata cannot be read."""
+    points, _ = attempt(_entry_points, "reading the installed metadata")
+    return {point.name for point in points or ()}
+
+
 def _entry_points() -> list[metadata.EntryPoint]:
     return list(metadata.entry_points(group=GROUP))
 

@@ -7,7 +7,7 @@ import pytest
 from stub_backends import stub
 
 import te_hal
-from te_hal.dispatch import register_backend, selection
+from te_hal.dispatch import Probed, register_backend, selection
 from te_hal.schema.support import Code, Support
 
 
@@ -77,3 +77,12 @@ def test_a_narrow_terminal_gets_the_backends_below_each_other(command_line, monk
 def test_square_brackets_in_a_reason_are_shown(command_line):
     register_backend(stub("bracketed", usable=lambda: Support.no(Code.ENVIRONMENT, "no [red] lamp")))
     assert "no [red]" in command_line.call("backends").stdout
+
+
+def test_a_probe_prints_a_line_each_and_ends_with_1_where_one_does_not_load(command_line, monkeypatch):
+    found = [Probed("good", True, True, ""), Probed("bad", False, False, "ended its process by SIGSEGV")]
+    monkeypatch.setattr("te_hal.cli.backends.probe_backends", lambda timeout: found[: int(timeout)])
+    done = command_line.call("backends", "--probe", "--timeout", "2")
+    assert (done.exit_code, done.stdout) == (1, "good: usable\nbad: ended its process by SIGSEGV\n")
+    done = command_line.call("backends", "--probe", "--timeout", "1", "--json")
+    assert (done.exit_code, json.loads(done.stdout)) == (0, [dataclasses.asdict(found[0])])
