@@ -152,7 +152,7 @@ class _Kept(NamedTuple):
         """The tensor, with the strides it had."""
         buffer = self.moved.buffer()
         made = torch.empty(0, dtype=self.dtype, device=buffer.device)
-        return made.set_(buffer.untyped_storage(), self.offset, self.shape, self.stride)  # type: ignore[arg-type] # a storage
+        return made.set_(buffer.untyped_storage(), self.offset, self.shape, self.stride)
 
 
 class _Layer:
@@ -208,7 +208,7 @@ class OffloadedLayers:
         if stack is not None:
             stack.close()
 
-    def synchronize(self, tensor: torch.Tensor) -> torch.Tensor:
+    def synchronize(self, tensor: object) -> torch.Tensor:
         """What a layer gave, unchanged: where its gradient arrives, the way back of what the layer moved begins.
 
         That of the layer before it begins too, so that it is there when its turn comes.
@@ -245,7 +245,7 @@ def _kept(tensor: torch.Tensor, layer: _Layer, transfer: Transfer) -> torch.Tens
     """A tensor over moved memory, which all that share memory share. Itself where it is a loose part of much."""
     storage = tensor.untyped_storage()
     if tensor.nbytes >= _SHARE * storage.nbytes():
-        whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)  # type: ignore[call-overload]
+        whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
         moved = _moved(layer, (address(tensor), tensor._version), transfer, whole)  # noqa: SLF001 - no public name
         return _Kept(moved, tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride())
     if not tensor.is_contiguous():

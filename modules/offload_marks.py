@@ -27,7 +27,7 @@ _active = _Active()
 _marked: dict[int, weakref.ref[torch.Tensor]] = {}
 
 
-def mark_not_offload(*tensors: torch.Tensor) -> None:
+def mark_not_offload(*tensors: object) -> None:
     """Leave tensors on the device inside get_cpu_offload_context, as long as these very objects live.
 
     Raises:

@@ -41,11 +41,16 @@ class _AddFunction(torch.autograd.Function):
 
 
 def add_to_residual(
-    result: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, *, dropout: float
+    result: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    *,
+    dropout: float,
+    drop_path: float = 0.0,
 ) -> torch.Tensor:
-    """``residual + dropout(result + bias)``.
+    """``residual + drop_path(dropout(result + bias))``.
 
-    Without dropout the sum is taken in fp32 and rounded once (docs/numerics.md, G6); with dropout, or with operands of
+    Without either the sum is taken in fp32 and rounded once (docs/numerics.md, G6); with one, or with operands of
     several dtypes (torch.autocast), each step is torch's own.
 
     Args:
@@ -53,10 +58,20 @@ def add_to_residual(
         bias: ``[H]``; None or of no elements: there is none.
         residual: shape of ``result``.
         dropout: share that is dropped; 0 outside of training.
+        drop_path: share of the indices of dimension 0 for which all is dropped, likewise; the rest is scaled up.
     """
     bias = None if bias is None or not bias.numel() else bias
-    if not dropout and result.dtype == residual.dtype and (bias is None or bias.dtype == result.dtype):
+    plain = not dropout and not drop_path
+    if plain and result.dtype == residual.dtype and (bias is None or bias.dtype == result.dtype):
         output: torch.Tensor = _AddFunction.apply(result, bias, residual)  # type: ignore[no-untyped-call]
         return output
     given = result if bias is None else result + bias
-    return residual + (torch.nn.functional.dropout(given, dropout) if dropout else given)
+    given = torch.nn.functional.dropout(given, dropout) if dropout else given
+    return residual + (_without_some_paths(given, drop_path) if drop_path else given)
+
+
+def _without_some_paths(given: torch.Tensor, share: float) -> torch.Tensor:
+    """Zeros for some indices of dimension 0, drawn in fp32 from torch's default generator of the device."""
+    shape = (given.shape[0],) + (1,) * (given.dim() - 1)
+    stays = (torch.rand(shape, dtype=torch.float32, device=given.device) + (1.0 - share)).floor()
+    return given / (1.0 - share) * stays.to(given.dtype)

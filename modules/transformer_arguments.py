@@ -1,18 +1,23 @@
-"""Arguments of TransformerLayer: those of later features, and what the rest must be."""
+"""Arguments of TransformerLayer: what they must be, and which of its parts gets which."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from te_hal.modules.activation_stage import check_activation
 from te_hal.modules.arguments import check_callable, check_dtype, check_epsilon, check_size, refuse_later
 from te_hal.modules.attention.layout import check_format
 from te_hal.modules.attention.masks import mask_type
 from te_hal.modules.attention.multihead_arguments import head_layout
+from te_hal.modules.attention.qk_norm import check_qk_norm
 from te_hal.modules.attention.sizes import check_probability
+from te_hal.modules.attention.softmax_type import check_softmax_type
+from te_hal.modules.attention.visibility import check_window, is_bottom_right
 from te_hal.modules.device import parameter_device
 from te_hal.modules.norm_parameters import norm_op
-from te_hal.schema.errors import ArgumentError, UnsupportedError
+from te_hal.schema.errors import ArgumentError
 from te_hal.schema.flags import check_flags
 
 if TYPE_CHECKING:
@@ -20,52 +25,39 @@ if TYPE_CHECKING:
 
 #: Arguments of later features.
 _CONSTRUCTOR: dict[str, object] = {
-    "window_size": None,
-    "bottom_right_diagonal": None,
-    "enc_dec_attn_mask_type": "no_mask",
-    "enc_dec_bottom_right_diagonal": None,
-    "enc_dec_window_size": None,
     "tp_group": None,
     "tp_size": 1,
-    "seq_length": None,
-    "micro_batch_size": None,
     "sequence_parallel": False,
-    "parallel_attention_mlp": False,
-    "drop_path_rate": 0.0,
     "set_parallel_mode": False,
     "ub_tp_comm_overlap": False,
-    "ub_overlap_ag": True,
-    "ub_overlap_rs": True,
-    "ub_overlap_rs_dgrad": False,
-    "ub_bulk_dgrad": True,
-    "ub_bulk_wgrad": True,
-    "qk_norm_type": None,
-    "qk_norm_eps": 1e-6,
-    "qk_norm_before_rope": False,
-    "softmax_type": "vanilla",
-}
-_FORWARD: dict[str, object] = {
-    "window_size": None,
-    "bottom_right_diagonal": None,
-    "encoder_output": None,
-    "enc_dec_attn_mask": None,
-    "enc_dec_attn_mask_type": None,
-    "enc_dec_window_size": None,
-    "enc_dec_bottom_right_diagonal": None,
-    "core_attention_bias_type": "no_bias",
-    "core_attention_bias": None,
-    "alibi_slopes": None,
-    "cu_seqlens_q": None,
-    "cu_seqlens_kv": None,
-    "cu_seqlens_q_padded": None,
-    "cu_seqlens_kv_padded": None,
-    "max_seqlen_q": None,
-    "max_seqlen_kv": None,
-    "fast_zero_fill": True,
-    "pad_between_seqs": None,
 }
 
+#: Arguments of the attention to an encoder's output: under the layer's names, and under attention's.
+_OF_INTER_ATTENTION = {
+    "enc_dec_attn_mask_type": "attn_mask_type",
+    "enc_dec_window_size": "window_size",
+    "enc_dec_bottom_right_diagonal": "bottom_right_diagonal",
+}
+#: Their defaults, which a layer without that attention has.
+_WITHOUT_ENCODER: dict[str, object] = {
+    "enc_dec_attn_mask_type": "no_mask",
+    "enc_dec_window_size": None,
+    "enc_dec_bottom_right_diagonal": None,
+}
+_CALLED_WITHOUT_ENCODER = ("encoder_output", "enc_dec_attn_mask", *_OF_INTER_ATTENTION)
+
+#: Of a call, what both attentions take under the same name.
+_OF_BOTH = (
+    *("is_first_microbatch", "checkpoint_core_attention", "rotary_pos_emb", "core_attention_bias_type"),
+    *("core_attention_bias", "alibi_slopes", "fast_zero_fill", "pad_between_seqs"),
+    *("cu_seqlens_q", "cu_seqlens_q_padded", "max_seqlen_q"),
+)
+_OF_KEYS = ("cu_seqlens_kv", "cu_seqlens_kv_padded", "max_seqlen_kv")
+
 _FLAGS = (
+    "parallel_attention_mlp",
+    "qk_norm_before_rope",
+    *("ub_overlap_ag", "ub_overlap_rs", "ub_overlap_rs_dgrad", "ub_bulk_dgrad", "ub_bulk_wgrad"),
     "apply_residual_connection_post_layernorm",
     "output_layernorm",
     "fuse_qkv_params",
@@ -84,19 +76,36 @@ _SHARED = (
 _OF_ATTENTION = (
     *("num_attention_heads", "kv_channels", "attention_dropout", "layernorm_epsilon", "layer_number"),
     *("num_gqa_groups", "fuse_qkv_params", "qkv_weight_interleaved", "rotary_pos_interleaved"),
+    *("qk_norm_type", "qk_norm_eps", "qk_norm_before_rope", "softmax_type"),
 )
 
 
 def attention_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What MultiheadAttention is made with, but for its name, from the layer's arguments."""
+    """What the MultiheadAttention is made with, but for its name, from the layer's arguments."""
     first_norm = not given["output_layernorm"]
-    return {name: given[name] for name in _SHARED + _OF_ATTENTION} | {
+    return {name: given[name] for name in _SHARED + _OF_ATTENTION + ("window_size", "bottom_right_diagonal")} | {
         "attn_mask_type": given["self_attn_mask_type"],
         "qkv_format": given["attn_input_format"],
         "input_layernorm": first_norm,
         "return_layernorm_output": first_norm and given["apply_residual_connection_post_layernorm"],
-        "return_bias": True,
+        "return_bias": not given["parallel_attention_mlp"],
     }
+
+
+def inter_attention_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of the MultiheadAttention to an encoder's output."""
+    own = {name: given[of_layer] for of_layer, name in _OF_INTER_ATTENTION.items()}
+    return (
+        {name: given[name] for name in _SHARED + _OF_ATTENTION}
+        | own
+        | {
+            "qkv_format": given["attn_input_format"],
+            "attention_type": "cross",
+            "input_layernorm": True,
+            "return_layernorm_output": given["apply_residual_connection_post_layernorm"],
+            "return_bias": True,
+        }
+    )
 
 
 def mlp_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +113,26 @@ def mlp_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: given[name] for name in (*_SHARED, "ffn_hidden_size", "activation", "activation_params")} | {
         "eps": given["layernorm_epsilon"],
         "return_layernorm_output": given["apply_residual_connection_post_layernorm"],
-        "return_bias": True,
+        "return_bias": not given["parallel_attention_mlp"],
+    }
+
+
+def self_attention_call(given: Mapping[str, Any], *, decoder: bool) -> dict[str, Any]:
+    """What a call passes on to self-attention, whose keys are the queries' tokens."""
+    keys = (name.replace("_kv", "_q") if decoder else name for name in _OF_KEYS)
+    return {name: given[name] for name in (*_OF_BOTH, "attention_mask", "inference_params")} | {
+        "attn_mask_type": given["self_attn_mask_type"],
+        "window_size": given["window_size"],
+        "bottom_right_diagonal": given["bottom_right_diagonal"],
+        **dict(zip(_OF_KEYS, (given[name] for name in keys), strict=True)),
+    }
+
+
+def inter_attention_call(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a call passes on to the attention to an encoder's output."""
+    return {name: given[name] for name in (*_OF_BOTH, *_OF_KEYS, "encoder_output")} | {
+        "attention_mask": given["enc_dec_attn_mask"],
+        **{name: given[of_layer] for of_layer, name in _OF_INTER_ATTENTION.items()},
     }
 
 
@@ -121,22 +149,21 @@ def check_constructor(kind: str, given: Mapping[str, object]) -> None:
     """
     refuse_later(kind, given, _CONSTRUCTOR)
     check_flags(kind, {flag: given[flag] for flag in _FLAGS})
-    _check_layer_type(kind, given["layer_type"])
-    if given["fuse_wgrad_accumulation"] and not given["fuse_qkv_params"]:
-        raise ArgumentError(
-            f"{kind}: fuse_wgrad_accumulation",
-            got="True with fuse_qkv_params=False",
-            accepted="fuse_qkv_params=True: a gradient is written into one main_grad",
-            todo="set both",
-        )
+    _check_together(kind, given)
     for name in ("init_method", "output_layer_init_method", "get_rng_state_tracker"):
         check_callable(f"{kind}: {name}", given[name])
     check_epsilon(f"{kind}: layernorm_epsilon", given["layernorm_epsilon"])
     check_dtype(f"{kind}: params_dtype", given["params_dtype"])
     parameter_device(given["device"], f"{kind}: device")  # type: ignore[arg-type] # what is none is refused
-    for name in ("hidden_dropout", "attention_dropout"):
+    for name in ("hidden_dropout", "attention_dropout", "drop_path_rate"):
         check_probability(f"{kind}: {name}", given[name])
-    mask_type(f"{kind}: self_attn_mask_type", given["self_attn_mask_type"])
+    for prefix, of_masks in (("", "self_attn_mask_type"), ("enc_dec_", "enc_dec_attn_mask_type")):
+        chosen = mask_type(f"{kind}: {of_masks}", given[of_masks])
+        where = kind if not prefix else f"{kind}: {prefix}*"
+        check_window(where, given[f"{prefix}window_size"], chosen)
+        is_bottom_right(where, given[f"{prefix}bottom_right_diagonal"], chosen, standing=None)
+    check_qk_norm(kind, given["qk_norm_type"], given["qk_norm_eps"])
+    check_softmax_type(kind, given["softmax_type"])
     check_format(f"{kind}: attn_input_format", given["attn_input_format"])
     norm_op(kind, given["normalization"])
     check_activation(kind, given["activation"], given["activation_params"])
@@ -144,26 +171,61 @@ def check_constructor(kind: str, given: Mapping[str, object]) -> None:
     check_size(f"{kind}: ffn_hidden_size", given["ffn_hidden_size"])
     heads, groups, channels = (given[name] for name in ("num_attention_heads", "num_gqa_groups", "kv_channels"))
     head_layout(kind, hidden_size, heads, groups, channels, interleaved=False)
-    if given["layer_number"] is not None:
-        check_size(f"{kind}: layer_number", given["layer_number"])
+    for name in ("layer_number", "seq_length", "micro_batch_size"):
+        if given[name] is not None:
+            check_size(f"{kind}: {name}", given[name])
 
 
-def check_forward(where: str, given: Mapping[str, object]) -> None:
-    """Accept arguments of later features at their default only.
+def check_forward(where: str, given: Mapping[str, object], *, decoder: bool) -> None:
+    """Refuse what nothing would read.
+
+    Args:
+        where: the layer, for messages.
+        given: the arguments of its forward by name.
+        decoder: it attends to an encoder's output.
 
     Raises:
-        UnsupportedError: one differs; names it and its feature.
+        ArgumentError: an argument of that attention, where there is none.
     """
-    refuse_later(where, given, _FORWARD)
+    for name in () if decoder else _CALLED_WITHOUT_ENCODER:
+        if given[name] is not None:
+            value = given[name]
+            raise ArgumentError(
+                f"{where}: {name}",
+                got=f"a tensor {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value),
+                accepted="None: this layer has no attention to an encoder's output",
+                todo='make the layer with layer_type="decoder"',
+            )
 
 
-def _check_layer_type(kind: str, layer_type: object) -> None:
-    if layer_type == "decoder":
-        raise UnsupportedError(
-            f"{kind}: layer_type",
-            got="'decoder'",
-            accepted="'encoder'",
-            todo="a layer with attention to an encoder's output is not built yet",
+def _check_together(kind: str, given: Mapping[str, object]) -> None:
+    """Refuse a type that is none, and arguments that exclude each other or that nothing would read."""
+    layer_type = given["layer_type"]
+    if layer_type not in ("encoder", "decoder"):
+        raise ArgumentError(
+            f"{kind}: layer_type", got=repr(layer_type), accepted="'encoder', 'decoder'", todo="correct it"
         )
-    if layer_type != "encoder":
-        raise ArgumentError(f"{kind}: layer_type", got=repr(layer_type), accepted="'encoder'", todo="correct it")
+    for name, default in _WITHOUT_ENCODER.items() if layer_type == "encoder" else ():
+        if given[name] != default:
+            raise ArgumentError(
+                f"{kind}: {name}",
+                got=f"{given[name]!r} with layer_type='encoder'",
+                accepted=f"{default!r}: there is no attention to an encoder's output",
+                todo="leave it out, or pass layer_type='decoder'",
+            )
+    excluded = ("apply_residual_connection_post_layernorm", "output_layernorm")
+    clash = next((name for name in excluded if given[name]), "layer_type" if layer_type == "decoder" else None)
+    if given["parallel_attention_mlp"] and clash is not None:
+        raise ArgumentError(
+            f"{kind}: parallel_attention_mlp",
+            got=f"True with {clash}={given[clash]!r}",
+            accepted="True for an encoder layer with a norm before attention and residuals of what that reads",
+            todo="leave one of the two out",
+        )
+    if given["fuse_wgrad_accumulation"] and not given["fuse_qkv_params"]:
+        raise ArgumentError(
+            f"{kind}: fuse_wgrad_accumulation",
+            got="True with fuse_qkv_params=False",
+            accepted="fuse_qkv_params=True: a gradient is written into one main_grad",
+            todo="set both",
+        )

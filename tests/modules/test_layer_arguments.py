@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 import torch
-from layer_signatures import LAYERNORM_LINEAR, LAYERNORM_MLP, PACKING, TRANSFORMER, Described
+from layer_signatures import LAYERNORM_LINEAR, LAYERNORM_MLP, TRANSFORMER, Described
 
 import te_hal.modules as te
 
@@ -54,34 +54,21 @@ def test_a_parameter_that_an_activation_lacks_is_refused(given):
         te.LayerNormMLP(32, 64, activation="clamped_swiglu", activation_params=given)
 
 
-#: Arguments of a layer's forward that belong to later features.
-CALLED = {
-    "window_size": (4, 0),
-    "bottom_right_diagonal": True,
+#: Arguments of a call that a layer without attention to an encoder's output would not read.
+OF_A_DECODER = {
     "encoder_output": torch.zeros(8, 2, 32),
     "enc_dec_attn_mask": torch.zeros(2, 1, 1, 8, dtype=torch.bool),
     "enc_dec_attn_mask_type": "padding",
     "enc_dec_window_size": (4, 4),
     "enc_dec_bottom_right_diagonal": True,
-    "core_attention_bias_type": "alibi",
-    "core_attention_bias": torch.zeros(1, 4, 8, 8),
-    "alibi_slopes": torch.ones(4),
-    **dict.fromkeys(PACKING, torch.zeros(3, dtype=torch.int32)),
-    "fast_zero_fill": False,
-    "pad_between_seqs": True,
 }
 
 
-@pytest.mark.parametrize("argument", CALLED)
-def test_a_call_with_an_argument_of_a_later_feature_is_refused_by_name(argument):
-    with pytest.raises(NotImplementedError, match=rf"TransformerLayer 'first': {argument}: got .*not built yet"):
-        te.TransformerLayer(32, 64, 4, name="first")(torch.zeros(8, 2, 32), **{argument: CALLED[argument]})
-
-
-def test_every_argument_of_a_layers_call_is_built_or_refused():
-    built = {"hidden_states", "attention_mask", "self_attn_mask_type", "is_first_microbatch", "rotary_pos_emb"}
-    built |= {"inference_params", "checkpoint_core_attention"}
-    assert built | CALLED.keys() == TRANSFORMER.forward.keys()
+@pytest.mark.parametrize("argument", OF_A_DECODER)
+def test_a_call_with_an_argument_that_nothing_reads_is_refused_by_name(argument):
+    said = rf'TransformerLayer \'first\': {argument}: got .*no attention to an encoder.*layer_type="decoder"'
+    with pytest.raises(ValueError, match=said):
+        te.TransformerLayer(32, 64, 4, name="first")(torch.zeros(8, 2, 32), **{argument: OF_A_DECODER[argument]})
 
 
 def test_a_quantized_gradient_behind_a_norm_is_refused_by_name():

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import io
-import math
 
 import closeness
 import pytest
 import torch
-from activation_reference import in_plain_torch
-from norm_reference import normalised
-from torch.nn import functional
+from exact_layer import Exact
 
 import te_hal.modules as te
 from te_hal import recipe
@@ -34,41 +31,6 @@ def layer(dtype: torch.dtype = torch.float32, **arguments) -> te.TransformerLaye
 
 def data(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(SEQUENCE, BATCH, H, dtype=dtype), torch.randn(SEQUENCE, BATCH, H, dtype=dtype)
-
-
-class Exact:
-    """The layer in float64: what its arguments say, written out over ``[b, s, H]``."""
-
-    def __init__(self, module: te.TransformerLayer, *, post: bool = False, output_norm: bool = False) -> None:
-        self.module, self.post, self.output_norm = module, post, output_norm
-        self.wide = {name: value.detach().double().requires_grad_() for name, value in module.named_parameters()}
-
-    def norm(self, prefix: str, x: torch.Tensor) -> torch.Tensor:
-        mlp = self.module.layernorm_mlp
-        gamma, beta = self.wide[f"{prefix}weight"], self.wide.get(f"{prefix}bias")
-        return normalised(x, gamma, beta, mlp.eps, zero_centered=mlp.zero_centered_gamma)
-
-    def linear(self, prefix: str, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, self.wide[f"{prefix}weight"], self.wide.get(f"{prefix}bias"))
-
-    def attention(self, normed: torch.Tensor) -> torch.Tensor:
-        prefix = "self_attention." + ("qkv." if self.output_norm else "layernorm_qkv.")
-        query, key, value = (self.linear(f"{prefix}{part}_", normed) for part in ("query", "key", "value"))
-        channels = H // HEADS
-        query, key, value = (t.unflatten(-1, (-1, channels)).transpose(1, 2) for t in (query, key, value))
-        key, value = (t.repeat_interleave(HEADS // t.shape[1], dim=1) for t in (key, value))
-        scores = query @ key.transpose(-1, -2) / math.sqrt(channels)
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-        context = scores.masked_fill(hidden, -math.inf).softmax(-1) @ value
-        return self.linear("self_attention.proj.", context.transpose(1, 2).flatten(2))
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        normed = x if self.output_norm else self.norm("self_attention.layernorm_qkv.layer_norm_", x)
-        between = (normed if self.post else x) + self.attention(normed)
-        normed = self.norm("layernorm_mlp.layer_norm_", between)
-        inside = in_plain_torch(self.module.layernorm_mlp.activation, self.linear("layernorm_mlp.fc1_", normed))
-        output = (normed if self.post else between) + self.linear("layernorm_mlp.fc2_", inside)
-        return self.norm("layernorm.", output) if self.output_norm else output
 
 
 def step(module: te.TransformerLayer, x: torch.Tensor, gy: torch.Tensor, chosen=None) -> dict[str, torch.Tensor]:
