@@ -24,7 +24,6 @@ _OF_CONSTRUCTOR: dict[str, object] = {
     "seq_length": None,
     "micro_batch_size": None,
 }
-_OF_CALL: dict[str, object] = {"checkpoint_core_attention": False}
 
 #: Default, and why another value is refused.
 _REFUSED: dict[str, tuple[object, str]] = {
@@ -48,12 +47,11 @@ def refuse_later_settings(where: str, arguments: dict[str, Any]) -> None:
 
 
 def refuse_later_attention(where: str, arguments: dict[str, Any]) -> None:
-    """The same for a call's arguments, and for those of NVIDIA's kernels.
+    """Accept a call's arguments of NVIDIA's kernels at their default only.
 
     Raises:
         UnsupportedError: one differs; names it and the reason.
     """
-    refuse_later(where, arguments, _OF_CALL)
     for name, (default, reason) in _REFUSED.items():
         value = arguments.get(name, default)
         if value is not default and value != default:
