@@ -59,8 +59,11 @@ def test_the_balancing_loss_joins_the_backward_in_training_alone(monkeypatch):
     assert (trained - without).abs().max() > 1e-5
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("make", [recipe.DelayedScaling, recipe.MXFP8BlockScaling], ids=["delayed", "mxfp8"])
+@pytest.mark.parametrize(
+    ("make", "reentrant"),
+    [(recipe.DelayedScaling, True), (recipe.MXFP8BlockScaling, False)],
+    ids=["delayed", "mxfp8"],
+)
 def test_a_recomputed_layer_trains_bit_for_bit_alike(make, reentrant):
     results = []
     for again in (False, True):
@@ -68,7 +71,7 @@ def test_a_recomputed_layer_trains_bit_for_bit_alike(make, reentrant):
         torch.manual_seed(0)
         made = ExpertsLayer(config, 64, 1, CPU)
         losses = []
-        for seed in range(3):
+        for seed in range(2):
             torch.manual_seed(seed)
             x = torch.randn(32, 4, 32, requires_grad=True)
             with te.autocast(recipe=make()):
