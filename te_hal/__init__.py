@@ -22,6 +22,7 @@ from te_hal.dispatch import (
 )
 
 if TYPE_CHECKING:
+    from te_hal.converting import convert
     from te_hal.explaining import explain, report, why_not
     from te_hal.monitoring import monitor
     from te_hal.shadowing import shadow
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Policy",
     "__version__",
+    "convert",
     "explain",
     "fallback_report",
     "get_backend",
@@ -51,6 +53,7 @@ __all__ = [
 #: What stands above the modules, which `import te_hal` does not load, and where it is.
 _ABOVE = {
     **dict.fromkeys(("explain", "report", "why_not"), "te_hal.explaining"),
+    "convert": "te_hal.converting",
     "monitor": "te_hal.monitoring",
     "shadow": "te_hal.shadowing",
 }

@@ -1,0 +1,147 @@
+"""nn.TransformerEncoderLayer as TransformerLayer, where both compute the same; it is called as torch's is."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import torch
+
+from te_hal.converting.replacement import hand_over, reason_against_fp8
+from te_hal.modules import TransformerLayer
+from te_hal.schema.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from te_hal.quantization.operand_formats import Formats
+
+#: Parameters of TransformerLayer to those of torch's layer. Queries, keys and values lie one after the other in both.
+_NAMES = {
+    "self_attention.layernorm_qkv.layer_norm_weight": "norm1.weight",
+    "self_attention.layernorm_qkv.layer_norm_bias": "norm1.bias",
+    "self_attention.layernorm_qkv.weight": "self_attn.in_proj_weight",
+    "self_attention.layernorm_qkv.bias": "self_attn.in_proj_bias",
+    "self_attention.proj.weight": "self_attn.out_proj.weight",
+    "self_attention.proj.bias": "self_attn.out_proj.bias",
+    "layernorm_mlp.layer_norm_weight": "norm2.weight",
+    "layernorm_mlp.layer_norm_bias": "norm2.bias",
+    "layernorm_mlp.fc1_weight": "linear1.weight",
+    "layernorm_mlp.fc1_bias": "linear1.bias",
+    "layernorm_mlp.fc2_weight": "linear2.weight",
+    "layernorm_mlp.fc2_bias": "linear2.bias",
+}
+
+
+class EncoderLayer(torch.nn.Module):
+    """A TransformerLayer with the call of ``nn.TransformerEncoderLayer``. Parameters have the layer's names.
+
+    Args:
+        old: the module whose place it takes. Its parameters are used as they are.
+    """
+
+    def __init__(self, old: nn.TransformerEncoderLayer) -> None:
+        super().__init__()
+        batch_first = old.self_attn.batch_first
+        self.layer = TransformerLayer(
+            old.linear1.in_features,
+            old.linear1.out_features,
+            old.self_attn.num_heads,
+            layernorm_epsilon=old.norm1.eps,
+            hidden_dropout=old.dropout1.p,
+            attention_dropout=old.self_attn.dropout,
+            self_attn_mask_type="no_mask",
+            fuse_qkv_params=True,
+            qkv_weight_interleaved=False,
+            activation="relu",
+            params_dtype=old.linear1.weight.dtype,
+            attn_input_format="bshd" if batch_first else "sbhd",
+            device="meta",
+        )
+        hand_over(self.layer, old, _NAMES)
+        self._heads = old.self_attn.num_heads
+        #: What nn.TransformerEncoder asks its first layer for.
+        self.self_attn = SimpleNamespace(batch_first=batch_first)
+        self.train(old.training)
+
+    def forward(
+        self,
+        src: torch.Tensor,
+        src_mask: torch.Tensor | None = None,
+        src_key_padding_mask: torch.Tensor | None = None,
+        is_causal: bool = False,
+    ) -> torch.Tensor:
+        """Apply the layer.
+
+        Args:
+            src: ``[N, L, E]`` with batch_first, else ``[L, N, E]``.
+            src_mask: bool ``[L, L]`` or ``[N * heads, L, L]``, True hides; or fp with 0 and -inf.
+            src_key_padding_mask: ``[N, L]``, of the same kinds.
+            is_causal: a hint that ``src_mask`` is the causal one; it is not read, the mask is.
+
+        Returns:
+            A tensor of src's shape.
+
+        Raises:
+            UnsupportedError: a sequence without a batch; a mask with numbers other than 0 and -inf.
+        """
+        del is_causal
+        if src.dim() != 3:  # noqa: PLR2004 - a batch
+            raise UnsupportedError(
+                "EncoderLayer: src",
+                got=f"shape {tuple(src.shape)}",
+                accepted="three sizes, with a batch",
+                todo="add a batch of one: src[None], or src[:, None] without batch_first",
+            )
+        batch, length = src.shape[:2] if self.self_attn.batch_first else (src.shape[1], src.shape[0])
+        hidden = None
+        if src_key_padding_mask is not None:
+            hidden = _hides("src_key_padding_mask", src_key_padding_mask).reshape(batch, 1, 1, length)
+        if src_mask is not None:
+            mask = _hides("src_mask", src_mask)
+            many = mask.dim() == 3  # noqa: PLR2004 - one per sequence and head
+            mask = mask.reshape(batch, self._heads, length, length) if many else mask.reshape(1, 1, length, length)
+            hidden = mask if hidden is None else hidden | mask
+        kind = "no_mask" if hidden is None else "arbitrary"
+        result: torch.Tensor = self.layer(src, hidden, self_attn_mask_type=kind)
+        return result
+
+
+def encoder_layer(old: nn.TransformerEncoderLayer, formats: Formats) -> EncoderLayer | str:
+    """The counterpart, or why there is none; its parts then are converted one by one."""
+    reason = _difference(old) or reason_against_fp8(tuple(old.linear1.weight.shape), formats)
+    reason = reason or reason_against_fp8(tuple(old.linear2.weight.shape), formats)
+    return reason or EncoderLayer(old)
+
+
+def _difference(old: nn.TransformerEncoderLayer) -> str | None:
+    """What a TransformerLayer would compute otherwise."""
+    if not old.norm_first:
+        return "its norms come after the sums (norm_first=False), which TransformerLayer has not; its parts stand alone"
+    if not (old.activation is torch.nn.functional.relu or type(old.activation) is torch.nn.ReLU):
+        return "its activation is no relu (torch's gelu is another function than te_hal's); its parts stand alone"
+    if old.dropout.p > 0.0 or old.dropout1.p != old.dropout2.p:
+        return "it drops out between its products, or in two shares; its parts stand alone"
+    names = {name for name, _ in old.named_parameters()}
+    if not names.issuperset(_NAMES.values()) or old.norm1.eps != old.norm2.eps:
+        return "it lacks a bias, or its norms have two eps; its parts stand alone"
+    return None
+
+
+def _hides(name: str, mask: torch.Tensor) -> torch.Tensor:
+    """A mask as bool, True where it hides.
+
+    Raises:
+        UnsupportedError: it holds numbers that are not just "all" and "nothing".
+    """
+    if mask.dtype == torch.bool:
+        return mask
+    hidden = mask == -torch.inf
+    if not bool((hidden | (mask == 0)).all()):
+        raise UnsupportedError(
+            f"EncoderLayer: {name}",
+            got="numbers that are added to the scores",
+            accepted="bool, or 0 and -inf",
+            todo="keep this layer out of te_hal.convert by its filter, or convert its parts",
+        )
+    return hidden
