@@ -111,13 +111,14 @@ def parts_of(call: Call) -> tuple[Call, ...] | None:
 class _Found:
     """Who runs a call, and where its calls are counted."""
 
+    op: str
     backend: Backend
     kernel: Callable[..., Any]
     count: Count
 
     def self_counting(self) -> Callable[..., Any]:
         """The kernel for whoever keeps it, and counts nothing."""
-        return counting(self.kernel, self.count)
+        return counting(self.op, self.kernel, self.count)
 
 
 def _on_miss(
@@ -147,7 +148,7 @@ def _resolve(call: Call, chosen: Selection, *, shared: bool, part: bool = False)
     if chosen.observer is None:
         return found
     observed = chosen.observer(Binding(call, found.backend, found.kernel, shared, part))
-    return _Found(found.backend, observed, found.count)
+    return _Found(call.op, found.backend, observed, found.count)
 
 
 def _find(call: Call, chosen: Selection, *, shared: bool) -> _Found:
@@ -157,7 +158,7 @@ def _find(call: Call, chosen: Selection, *, shared: bool) -> _Found:
     if found.runs is Runs.COMPOSITION:
         composition = registry.REGISTRY.compositions[call.op]
         kernel = composition.bind(call, lambda part: _resolve(part, chosen, shared=shared, part=True).self_counting())
-        return _Found(first, kernel, count)
+        return _Found(call.op, first, kernel, count)
     if found.by is None:
         raise UnsupportedError(
             f"{call.op} on backend {first.name}",
@@ -168,4 +169,4 @@ def _find(call: Call, chosen: Selection, *, shared: bool) -> _Found:
     fork.note_use(found.by.name, call.device)
     if found.runs is Runs.FALLBACK:
         fallback.announce(call.op, first.name, found.by.name, found.answer.sentence)
-    return _Found(found.by, found.by.kernels[call.op], count)
+    return _Found(call.op, found.by, found.by.kernels[call.op], count)

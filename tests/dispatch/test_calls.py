@@ -10,7 +10,10 @@ import te_hal
 import te_hal.modules as te
 from te_hal import Policy, ops
 from te_hal.dispatch import Runs, call_counts, register_backend, resolve
+from te_hal.dispatch.calls import counting
+from te_hal.schema.catalog import SCHEMAS
 from te_hal.schema.errors import ArgumentError
+from te_hal.schema.op import REQUIRED
 from te_hal.schema.support import Call
 
 X = torch.ones(4, 8)
@@ -61,6 +64,23 @@ def test_a_kernel_that_a_plan_keeps_counts_when_it_runs_and_not_when_it_is_found
     assert counts() == {}
     kernel(X)
     assert counts() == {("amax", "kernel", "cpu_reference"): 1}
+
+
+@pytest.mark.parametrize("op", SCHEMAS)
+def test_a_counting_kernel_has_the_ops_signature_and_passes_every_argument(op) -> None:
+    """Defaults of the schema included; held against a function that takes anything."""
+    passed = []
+    count = [0]
+    kernel = counting(op, lambda *args, **kwargs: passed.append((args, kwargs)), count)
+    needed = [name for name, _, default in SCHEMAS[op].signature if default is REQUIRED]
+    kernel(**{name: name for name in needed})
+    args, kwargs = passed[0]
+    names = [name for name, by_keyword, _ in SCHEMAS[op].signature if not by_keyword]
+    due = {name: name if default is REQUIRED else default for name, _, default in SCHEMAS[op].signature}
+    assert {**dict(zip(names, args, strict=True)), **kwargs} == due
+    assert count == [1]
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        kernel(**{name: name for name in needed}, colour="red")
 
 
 def test_modules_count_their_products_forward_and_backward() -> None:
