@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -164,12 +165,27 @@ def _gradients_of_nothing(product: LinearCall) -> tuple[torch.Tensor | None, tor
     grad_bias = torch.zeros(shape[:1], dtype=key.dtype, device=key.device) if key.bias_grad else None
     if not key.wgrad:
         return None, grad_bias
+    if product.delayed is None:
+        return _weight_gradient_of_nothing(product), grad_bias
+    # It waits like that of any other group, so that each group's oldest belongs to one backward.
+    product.delayed.put(partial(_left_for_later, product))
+    return None, grad_bias
+
+
+def _weight_gradient_of_nothing(product: LinearCall) -> torch.Tensor | None:
+    """Zeros for autograd, or none into main_grad, which becomes zeros where this gradient overwrites it."""
+    key, weight = product.plan.key, product.parameter
     if key.main_grad_dtype is None:
-        return torch.zeros(shape, dtype=key.dtype, device=key.device), grad_bias
+        return torch.zeros(weight.shape[-2:], dtype=key.dtype, device=key.device)
     main_grad = main_grad_of(product.module, weight, dtype=key.main_grad_dtype)
     if not should_accumulate(weight, product.first_microbatch):
         main_grad.zero_()
-    return gradient_for_autograd(weight, key.dtype), grad_bias
+    return gradient_for_autograd(weight, key.dtype)
+
+
+def _left_for_later(product: LinearCall) -> torch.Tensor | None:
+    gradient = _weight_gradient_of_nothing(product)
+    return gradient if product.plan.key.main_grad_dtype is None else None  # no hooks of autograd's run any more
 
 
 def _products_of_stacked(call: GroupedCall) -> tuple[LinearCall, ...]:
