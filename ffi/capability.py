@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from te_hal.ffi import codes
 from te_hal.schema.backend import ALONG_THE_SUM
-from te_hal.schema.block_scales import BLOCK_MODES
 from te_hal.schema.formats import FLOATS, ColumnwiseOrder, ScalingMode
 from te_hal.schema.gemm import pairing
 from te_hal.schema.storage import StorageKind
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
 
     Description = dict[str, int]
 
-#: Scaling modes whose scales the marshalling knows the shape of.
-MARSHALLED = BLOCK_MODES | {ScalingMode.TENSOR}
+#: Scaling modes that the marshalling has a code for.
+MARSHALLED = frozenset(codes.MODES)
 
 
 def ask(native: Native, call: Call) -> Support:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from te_hal.schema.activation import ACTIVATIONS
-from te_hal.schema.formats import ColumnwiseOrder, ScalingMode
+from te_hal.schema.formats import E2M1, ColumnwiseOrder, ScalingMode
 
 NO_DTYPE = 0
 DTYPES = {
@@ -14,6 +14,7 @@ DTYPES = {
     torch.bfloat16: 3,
     torch.float8_e4m3fn: 4,
     torch.float8_e5m2: 5,
+    E2M1.dtype: 6,
 }
 MODE_NONE = 0
 MODE_TENSOR_CURRENT = 2
@@ -23,6 +24,10 @@ MODES = {
     ScalingMode.BLOCK_128X128: 4,
     ScalingMode.MXFP8: 5,
     ScalingMode.NVFP4: 6,
+    ScalingMode.NVFP4_16X16: 7,
+    ScalingMode.NVFP4_HADAMARD: 8,
+    ScalingMode.MTFP8_1X128: 9,
+    ScalingMode.MTFP8_128X128: 10,
 }
 ORDERS = {ColumnwiseOrder.TRANSPOSED: 0, ColumnwiseOrder.SAME: 1}
 COPY_ROWWISE = 0
@@ -34,6 +39,7 @@ CAUSAL = {"none": 0, "top_left": 1, "bottom_right": 2}
 AMAX_ALGOS = {"max": 0, "most_recent": 1}
 FLAG_ACCUMULATE, FLAG_POWER_OF_2, FLAG_ZERO_CENTERED_GAMMA = 1, 2, 4
 FLAG_ROWWISE, FLAG_COLUMNWISE, FLAG_MASK = 8, 16, 32
+FLAG_BY_CHANCE, FLAG_UNSCALED = 64, 128
 OPS = {
     "transpose": 1,
     "amax": 2,

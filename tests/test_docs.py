@@ -57,7 +57,7 @@ def test_what_the_support_page_says_of_the_native_kernels_and_recipes_is_what_th
     head, *rows = re.findall(r"^\| (?:op|recipe \w+) .*$", (DOCS / "support.md").read_text(), re.MULTILINE)
     column = head.split(" | ").index("musa_emulator")
     told = {cells[0].split()[-1]: cells[column] for cells in (row.split(" | ") for row in rows) if "recipe" in cells[0]}
-    assert (told["MXFP8BlockScaling"], told["MTFP8BlockScaling"]) == ("library", "no")
+    assert (told["MXFP8BlockScaling"], told["MTFP8BlockScaling"]) == ("library", "library")
     if not any(backend.name == "musa_emulator" and backend.usable for backend in te_hal.list_backends()):
         pytest.skip("backend musa_emulator is not built")
     with te_hal.use_backend("musa_emulator"):

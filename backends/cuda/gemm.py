@@ -12,6 +12,7 @@ from te_hal.ffi.marshalling.block_matmul import has_blocks
 from te_hal.ffi.marshalling.gemm_choice import VendorGemm, Way
 from te_hal.schema.backend import ALONG_THE_SUM
 from te_hal.schema.formats import E5M2
+from te_hal.schema.nvfp4_layout import NVFP4_MODES
 from te_hal.schema.storage import StorageKind
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ def choose(device: torch.device, a: Kind, b: Kind, dtype: torch.dtype | None) ->
     """FP8 by torch._scaled_mm where the result is 16 bits wide, else decoded; plain by torch.mm.
 
     A quantized and a plain operand go to the portable kernel, and twice E5M2 is decoded: torch multiplies neither.
-    With blocks of 128 and a bf16 result by torch's scaled_mm on Hopper, MXFP8 and the rest from their values.
+    With blocks of 128 and a bf16 result by torch's scaled_mm on Hopper, MXFP8 and the rest from their values; NVFP4 is
+    decoded without the scale of the tensor.
     """
     if not isinstance(a, StorageKind) and not isinstance(b, StorageKind):
         return Way.PLAIN
@@ -36,6 +38,8 @@ def choose(device: torch.device, a: Kind, b: Kind, dtype: torch.dtype | None) ->
         return Way.PORTABLE
     if has_blocks(a, b):
         return Way.BLOCKS if block_gemm.takes(device, a, b, dtype) else Way.DEQUANTIZED
+    if a.mode in NVFP4_MODES:
+        return Way.DECODED
     has_products = torch.cuda.get_device_capability(device) >= _FP8_PRODUCTS
     scaled = has_products and dtype != torch.float32 and not a.format == b.format == E5M2
     return Way.SCALED if scaled else Way.DECODED

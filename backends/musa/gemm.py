@@ -15,6 +15,7 @@ from te_hal.backends.musa import groupwise
 from te_hal.backends.musa.device import architecture
 from te_hal.ffi.marshalling.block_matmul import has_blocks
 from te_hal.ffi.marshalling.gemm_choice import VendorGemm, Way
+from te_hal.schema.nvfp4_layout import NVFP4_MODES
 from te_hal.schema.storage import StorageKind
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def choose(device: torch.device, a: Kind, b: Kind, dtype: torch.dtype | None) ->
     if has_blocks(a, b):
         return _choose_blocks(found, a, b, dtype)
     if isinstance(a, StorageKind) and isinstance(b, StorageKind):
-        if found >= _FP8_PRODUCTS and dtype != torch.float32:
+        if found >= _FP8_PRODUCTS and dtype != torch.float32 and a.mode not in NVFP4_MODES:
             return Way.SCALED
         return Way.DECODED if found >= _BF16_PRODUCTS else Way.PORTABLE
     if isinstance(a, StorageKind) or isinstance(b, StorageKind):

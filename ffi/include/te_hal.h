@@ -47,7 +47,7 @@ extern "C" {
 #endif
 
 /* Counts up by one with every entry or code that is added; ffi/CHANGELOG.md has a line for each. */
-#define TE_HAL_ABI_VERSION 2
+#define TE_HAL_ABI_VERSION 3
 
 /* ------------------------------------------------------------------------------------------------------- codes -- */
 
@@ -74,7 +74,7 @@ typedef enum te_hal_dtype {
     TE_HAL_BFLOAT16    = 3,
     TE_HAL_FLOAT8_E4M3 = 4, /* one byte; largest 448, no infinity, NaN 0x7F and 0xFF                                 */
     TE_HAL_FLOAT8_E5M2 = 5, /* one byte; largest 57344, infinities 0x7C and 0xFC                                     */
-    TE_HAL_FLOAT4_E2M1 = 6  /* two codes a byte; no kernels yet                                                      */
+    TE_HAL_FLOAT4_E2M1 = 6  /* two codes a byte, the even index in the low half; largest 6. NVFP4's alone            */
 } te_hal_dtype;
 
 /* How many elements share one scale, and where that scale comes from. */
@@ -85,7 +85,11 @@ typedef enum te_hal_mode {
     TE_HAL_MODE_BLOCK_1X128    = 3, /* fp32; rowwise copy: 1x128 blocks, columnwise copy: 128x1 blocks               */
     TE_HAL_MODE_BLOCK_128X128  = 4, /* fp32; both copies hold the same codes and scales                              */
     TE_HAL_MODE_MXFP8          = 5, /* E8M0 bytes; rowwise 1x32, columnwise 32x1                                     */
-    TE_HAL_MODE_NVFP4          = 6  /* no kernels yet                                                                */
+    TE_HAL_MODE_NVFP4          = 6, /* E4M3 bytes and an amax; rowwise 1x16, columnwise 16x1 (NV1-NV5)               */
+    TE_HAL_MODE_NVFP4_16X16    = 7, /* the same with squares: both copies hold the same codes. Since version 3       */
+    TE_HAL_MODE_NVFP4_HADAMARD = 8, /* the same with a transformed columnwise copy (NV6). Since version 3            */
+    TE_HAL_MODE_MTFP8_1X128    = 9, /* fp32, by the rule T2; blocks as BLOCK_1X128. Since version 3                  */
+    TE_HAL_MODE_MTFP8_128X128  = 10 /* fp32, by the rule T2; blocks as BLOCK_128X128. Since version 3                */
 } te_hal_mode;
 
 /* Memory order of a columnwise copy of [rows, cols]. */
@@ -144,7 +148,9 @@ typedef enum te_hal_flag {
     TE_HAL_FLAG_ZERO_CENTERED_GAMMA = 4,  /* the weight holds gamma - 1 (N3)                                         */
     TE_HAL_FLAG_ROWWISE             = 8,  /* supports() only: a rowwise copy is wanted                               */
     TE_HAL_FLAG_COLUMNWISE          = 16, /* supports() only: a columnwise copy is wanted                            */
-    TE_HAL_FLAG_MASK                = 32  /* supports() only: softmax with a mask                                    */
+    TE_HAL_FLAG_MASK                = 32, /* supports() only: softmax with a mask                                    */
+    TE_HAL_FLAG_BY_CHANCE           = 64, /* round by random numbers that follow from a seed (NV5). Since version 3  */
+    TE_HAL_FLAG_UNSCALED            = 128 /* leave the scale of the tensor out (NV8). Since version 3                */
 } te_hal_flag;
 
 typedef enum te_hal_op {
@@ -297,9 +303,11 @@ typedef struct te_hal_api {
     /* Cast with a scale per block, found from the block's amax (A1, S1-S4 with the input dtype's largest finite number
        for an overflowing quotient, C1-C5). MXFP8: the block's scale_inv is amax * (1 / fp8_max), a product in fp32,
        rounded up to a power of two (0 becomes 2^-127, infinity 2^127); codes are those of input / scale_inv.
-       mode                                        TE_HAL_MODE_BLOCK_1X128, _BLOCK_128X128 or _MXFP8
-       epsilon                                     floor of amax; 0 for MXFP8
-       flags                                       TE_HAL_FLAG_POWER_OF_2 (not for MXFP8, whose scales always are)
+       MTFP8: scale_inv is max(amax, 1e-15) * (1 / fp8_max); codes are those of input / scale_inv, one division (T2).
+       mode                                        TE_HAL_MODE_BLOCK_1X128, _BLOCK_128X128, _MXFP8, _MTFP8_1X128 or
+                                                   _MTFP8_128X128
+       epsilon                                     floor of amax; 0 for MXFP8 and MTFP8
+       flags                                       TE_HAL_FLAG_POWER_OF_2 (for the first two modes alone)
        rowwise_data, columnwise_data (optional)    as in quantize
        ..._scale_inv                               given exactly if the copy is: fp32, or E8M0 bytes for MXFP8. The
                                                    scale_inv of block (i, j) lies at i * row_stride + j * col_stride,
@@ -317,7 +325,8 @@ typedef struct te_hal_api {
 
     /* output[rows, cols] = decode(data) * scale_inv in fp32, rounded once (C6).
        copy                                        te_hal_copy that `data` is of
-       mode                                        any but NONE and NVFP4; TENSOR and TENSOR_CURRENT are the same here
+       mode                                        any but NONE and those of NVFP4, which have an entry of their own;
+                                                   TENSOR and TENSOR_CURRENT are the same here
        scale_row_stride, scale_col_stride          as in quantize_blocks; 0 for per-tensor modes */
     int32_t (*dequantize)(uintptr_t data, int32_t data_dtype, int64_t rows, int64_t cols, int32_t copy, int32_t mode,
                           uintptr_t scale_inv, int64_t scale_row_stride, int64_t scale_col_stride, uintptr_t output,
@@ -364,7 +373,9 @@ typedef struct te_hal_api {
        a_copy, b_copy                              te_hal_copy; TE_HAL_COPY_ROWWISE for plain operands
        a_mode, b_mode                              TE_HAL_MODE_NONE for plain operands
        ..._scale_inv                               given exactly if the operand is quantized, with strides as in
-                                                   quantize_blocks (0 for per-tensor modes)
+                                                   quantize_blocks (0 for per-tensor modes). NVFP4's are as in
+                                                   quantize_nvfp4, with strides 0; a transformed copy is read as it is,
+                                                   and goes with another one
        bias                  (optional)            [n], TE_HAL_LAYOUT_FPROP only
        out                                         fp32, fp16 or bf16
        flags                                       TE_HAL_FLAG_ACCUMULATE: add to what `out` holds
@@ -517,6 +528,37 @@ typedef struct te_hal_api {
     int32_t (*bias_residual)(uintptr_t input, int32_t input_dtype, int64_t rows, int64_t cols, uintptr_t bias,
                              int32_t bias_dtype, uintptr_t residual, int32_t residual_dtype, uintptr_t output,
                              int32_t output_dtype, uintptr_t stream);
+
+    /* ---- NVFP4 ---- */
+
+    /* Cast to NVFP4 (A1, NV1-NV6); rows and cols are multiples of 16. Since version 3.
+       mode                                        TE_HAL_MODE_NVFP4, _NVFP4_16X16, or _NVFP4_HADAMARD, whose input is
+                                                   bf16 where a columnwise copy is wanted
+       flags                                       TE_HAL_FLAG_BY_CHANCE (not with squares)
+       seed_low, seed_high                         halves of the seed; 0 without the flag
+       rowwise_data          (optional)            [rows, cols / 2] bytes of two codes; at least one copy is wanted
+       columnwise_data       (optional)            [cols, rows / 2], transposed always
+       ..._scale_inv                               given exactly if the copy is: E4M3 bytes, then the fp32 amax of what
+                                                   was cast, at a multiple of 4 in address. Rowwise the bytes are
+                                                   [rows up to a multiple of 128, cols / 16 up to a multiple of 4],
+                                                   columnwise [cols up to ..., rows / 16 up to ...]; those beyond the
+                                                   tensor are not touched. A square's scale is there once per line
+       workspace                                   op QUANTIZE, the same mode */
+    int32_t (*quantize_nvfp4)(uintptr_t input, int32_t input_dtype, int64_t rows, int64_t cols, int32_t mode,
+                              uint32_t flags, uint32_t seed_low, uint32_t seed_high, uintptr_t rowwise_data,
+                              uintptr_t rowwise_scale_inv, uintptr_t columnwise_data, uintptr_t columnwise_scale_inv,
+                              uintptr_t workspace, int64_t workspace_size, uintptr_t stream);
+
+    /* What a copy of quantize_nvfp4 stands for, rounded once (NV7); a transformed one is transformed back. Since
+       version 3.
+       copy                                        TE_HAL_COPY_ROWWISE or TE_HAL_COPY_COLUMNWISE_TRANSPOSED
+       scale_inv                                   as in quantize_nvfp4
+       flags                                       TE_HAL_FLAG_UNSCALED: code times the block's scale, which every dtype
+                                                   holds exactly; what is transformed stays so (NV8)
+       output                                      [rows, cols], fp32, fp16 or bf16 */
+    int32_t (*dequantize_nvfp4)(uintptr_t data, int64_t rows, int64_t cols, int32_t copy, int32_t mode,
+                                uintptr_t scale_inv, uint32_t flags, uintptr_t output, int32_t output_dtype,
+                                uintptr_t stream);
 } te_hal_api;
 
 /* ------------------------------------------------------------------------------------------------------- entry -- */
@@ -536,10 +578,10 @@ typedef const te_hal_api *(*te_hal_get_api_function)(uint32_t highest_abi_versio
 #define TE_HAL_HAS(api, entry) ((api)->struct_size >= TE_HAL_SIZE_TO(entry) && (api)->entry != NULL)
 
 /* struct_size of this version's table. Whoever adds an entry moves the name here and the number below. */
-#define TE_HAL_API_SIZE TE_HAL_SIZE_TO(bias_residual)
+#define TE_HAL_API_SIZE TE_HAL_SIZE_TO(dequantize_nvfp4)
 
 typedef char te_hal_api_ends_with_the_named_entry[TE_HAL_API_SIZE == sizeof(te_hal_api) ? 1 : -1];
-typedef char te_hal_api_has_37_pointers[TE_HAL_API_SIZE == 8 + 37 * sizeof(void *) ? 1 : -1];
+typedef char te_hal_api_has_39_pointers[TE_HAL_API_SIZE == 8 + 39 * sizeof(void *) ? 1 : -1];
 
 #ifdef __cplusplus
 }

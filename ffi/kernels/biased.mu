@@ -1,4 +1,5 @@
-// What is done with a product whose bias comes after it, in fp32: bias_activation_fwd and _bwd (F4), bias_residual (G6).
+// What is done with a product whose bias comes after it, in fp32: bias_activation_fwd and _bwd (F4),
+// bias_residual (G6).
 //
 // Octet sources as in activation_sources.muh. The backward goes by tiles, because its sums go down the columns.
 #pragma once
@@ -143,8 +144,7 @@ inline void check_bias(Arguments& arguments, uintptr_t bias, int32_t bias_dtype,
 inline int32_t bias_activation_fwd(int32_t activation, uintptr_t input, int32_t input_dtype, int64_t rows, int64_t cols,
                                    uintptr_t bias, int32_t bias_dtype, uintptr_t output, int32_t output_dtype,
                                    uintptr_t stream) {
-    const ActivationRequest request = {activation, 0,    TE_HAL_NO_DTYPE, input, input_dtype,
-                                       rows,       cols, 0.0,             0.0,   0.0};
+    const ActivationRequest request = {activation, 0, TE_HAL_NO_DTYPE, input, input_dtype, rows, cols, 0.0, 0.0, 0.0};
     Arguments arguments("bias_activation_fwd");
     check_activation(arguments, request);
     check_bias(arguments, bias, bias_dtype, cols);
@@ -153,8 +153,7 @@ inline int32_t bias_activation_fwd(int32_t activation, uintptr_t input, int32_t 
                                .writes("output", output, elements_of(rows, cols), bytes_of_dtype(output_dtype))
                                .status();
     if (status != TE_HAL_OK || elements_of(rows, cols) == 0) return status;
-    const Access access =
-        AccessFinder(cols).reads(input, input_dtype).reads(bias, bias_dtype).writes(output).found();
+    const Access access = AccessFinder(cols).reads(input, input_dtype).reads(bias, bias_dtype).writes(output).found();
     return with_reader(access, [&](auto reader) {
         using Reader = decltype(reader);
         return with_formula(activation, [&](auto formula) {

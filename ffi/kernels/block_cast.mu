@@ -1,4 +1,5 @@
-// Casts with a scale per block: 1x128 and 128x1 with fp32 scales, 1x32 and 32x1 with E8M0 scales (MXFP8), 128x128.
+// Casts with a scale per block: 1x128 and 128x1 with fp32 scales, 1x32 and 32x1 with E8M0 scales (MXFP8), 128x128;
+// with fp32 scales by the rule of Transformer Engine or by Moore Threads' (MTFP8).
 //
 // A block of threads holds a tile of 128 x 128 elements in registers, read once, and makes both copies of it. Elements
 // outside the tensor are zero and change no maximum.
@@ -23,7 +24,7 @@ struct ScaleGrid {
     }
 };
 
-// One fp32 scale per 128 elements.
+// One fp32 scale per 128 elements. scale() gives what scaled() takes of an element's block.
 struct Float32Scales {
     using ScaleInv = float;
     static constexpr int kPatchesOfBlock = 16;
@@ -33,6 +34,19 @@ struct Float32Scales {
         scale_inv = reciprocal(found);
         return found;
     }
+    static TE_LEAF float scaled(float value, float scale) { return value * scale; }
+};
+
+// The same by Moore Threads' rule: elements are divided by scale_inv (T2).
+struct Mtfp8Scales {
+    using ScaleInv = float;
+    static constexpr int kPatchesOfBlock = 16;
+    template <class F>
+    static TE_DEVICE float scale(uint32_t amax, const ScaleRule&, float& scale_inv) {
+        scale_inv = float_of(larger(amax, bits_of(1e-15f))) * F::kReciprocalOfMax;
+        return scale_inv;
+    }
+    static TE_LEAF float scaled(float value, float scale_inv) { return divide(value, scale_inv); }
 };
 
 // One E8M0 scale per 32 elements. The rule is fixed by the format.
@@ -45,7 +59,17 @@ struct E8M0Scales {
         scale_inv = static_cast<uint8_t>(e8m0);
         return e8m0_scale(e8m0);
     }
+    static TE_LEAF float scaled(float value, float scale) { return value * scale; }
 };
+
+// The codes of an octet whose elements have one scale.
+template <class Scales, class F, class T>
+TE_LEAF Vector8 encode_block_octet(const Octet<T>& octet, float scale, EncoderChoice encoder) {
+    float values[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[i] = Scales::scaled(octet.value(i), scale);
+    return encode_octet<F>(values, encoder);
+}
 
 template <class ScaleInv>
 struct BlockTarget {
@@ -164,25 +188,25 @@ TE_DEVICE void find_short_row_scales(const Patch<T>& patch, const Place& place, 
     }
 }
 
-template <class F, bool kAligned, class T>
+template <class Scales, class F, bool kAligned, class T>
 TE_DEVICE void cast_rows(const Patch<T>& patch, const Place& place, int64_t cols, const float (&scales)[kPatch],
                          uint8_t* output, EncoderChoice encoder) {
 #pragma unroll
     for (int k = 0; k < kPatch; ++k) {
-        const Vector8 codes = encode_scaled<F>(patch.rows[k], scales[k], encoder);
+        const Vector8 codes = encode_block_octet<Scales, F>(patch.rows[k], scales[k], encoder);
         store_codes<kAligned>(output + (place.row + k) * cols + place.col, codes, place.count<kAligned>(k));
     }
 }
 
 // The patch's codes with a scale per column, as rows.
-template <class F, class T>
+template <class Scales, class F, class T>
 TE_DEVICE void encode_columns(const Patch<T>& patch, const float (&scales)[kPatch], EncoderChoice encoder,
                               Vector8 (&codes)[kPatch]) {
 #pragma unroll
     for (int k = 0; k < kPatch; ++k) {
         float values[8];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) values[i] = patch.rows[k].value(i) * scales[i];
+        for (int i = 0; i < 8; ++i) values[i] = Scales::scaled(patch.rows[k].value(i), scales[i]);
         codes[k] = encode_octet<F>(values, encoder);
     }
 }
@@ -195,7 +219,7 @@ TE_DEVICE void cast_columns(const Patch<T>& patch, const Place& place, int64_t r
     float scales[kPatch];
     get_eight(shared.maxima.down[group], place.col_group * kPatch, scales);
     Vector8 codes[kPatch];
-    encode_columns<F>(patch, scales, target.encoder, codes);
+    encode_columns<Scales, F>(patch, scales, target.encoder, codes);
     if (target.transposed) {  // the same for the whole grid
         transpose_codes(codes);
         TE_SYNC();  // the tile takes the place of the scales
@@ -236,7 +260,7 @@ TE_KERNEL cast_vector_blocks(const typename T::Storage* __restrict__ input, int6
     TE_SYNC();
     if (rowwise) {
         if (kLong) get_eight(shared.maxima.across[0], place.row_group * kPatch, row_scales);
-        cast_rows<F, kAligned>(patch, place, cols, row_scales, target.rowwise, target.encoder);
+        cast_rows<Scales, F, kAligned>(patch, place, cols, row_scales, target.rowwise, target.encoder);
     }
     if (columnwise) cast_columns<Scales, T, F, kAligned>(patch, place, rows, cols, shared, target);
 }
@@ -248,18 +272,19 @@ struct SquareShared {
     Partials partials;
 };
 
-template <class T, class F, bool kAligned>
+template <class Scales, class T, class F, bool kAligned>
 TE_KERNEL cast_square_blocks(const typename T::Storage* __restrict__ input, int64_t rows, int64_t cols,
                              BlockTarget<float> target) {
     TE_SHARED(SquareShared, shared);
     const Place place(block_index(), rows, cols);
     const Patch<T> patch = load_patch<T, kAligned>(input, place, cols);
     const uint32_t largest = block_max(octets_absmax(patch.rows), shared.partials);
-    const float scale = scale_from_amax(largest, target.rule);
+    float scale_inv;
+    const float scale = Scales::template scale<F>(largest, target.rule, scale_inv);
     Vector8 codes[kPatch];
 #pragma unroll
     for (int k = 0; k < kPatch; ++k) {
-        codes[k] = encode_scaled<F>(patch.rows[k], scale, target.encoder);
+        codes[k] = encode_block_octet<Scales, F>(patch.rows[k], scale, target.encoder);
         const int64_t at = (place.row + k) * cols + place.col;
         if (target.rowwise != nullptr) store_codes<kAligned>(target.rowwise + at, codes[k], place.count<kAligned>(k));
         if (target.columnwise != nullptr && !target.transposed) {
@@ -267,7 +292,6 @@ TE_KERNEL cast_square_blocks(const typename T::Storage* __restrict__ input, int6
         }
     }
     if (thread_index() == 0) {
-        const float scale_inv = reciprocal(scale);
         const int64_t i = place.row / kTile, j = place.col / kTile;
         if (target.rowwise != nullptr) target.rowwise_scales.put(i, j, scale_inv);
         if (target.columnwise != nullptr) target.columnwise_scales.put(i, j, scale_inv);

@@ -5,6 +5,7 @@
 #include "../library/cast_launches.h"
 #include "../library/device.h"
 #include "../library/element_dispatch.h"
+#include "../library/fp4_scales.h"
 #include "../library/launch.h"
 #include "block_cast.mu"
 #include "block_decode.mu"
@@ -64,7 +65,7 @@ struct BlockRequest {
 };
 
 inline int32_t check_block_request(const BlockRequest& request) {
-    const bool mx = request.mode == TE_HAL_MODE_MXFP8;
+    const bool has_rule = request.mode == TE_HAL_MODE_BLOCK_1X128 || request.mode == TE_HAL_MODE_BLOCK_128X128;
     const int64_t elements = elements_of(request.rows, request.cols);
     Arguments arguments("quantize_blocks");
     arguments.plain_dtype("input_dtype", request.input_dtype)
@@ -72,12 +73,12 @@ inline int32_t check_block_request(const BlockRequest& request) {
         .size("rows", request.rows)
         .size("cols", request.cols)
         .product("rows * cols", request.rows, request.cols)
-        .code("mode", request.mode, TE_HAL_MODE_BLOCK_1X128, TE_HAL_MODE_NVFP4)
-        .unsupported_if(request.mode == TE_HAL_MODE_NVFP4, "no kernel for NVFP4")
+        .code("mode", request.mode, TE_HAL_MODE_BLOCK_1X128, TE_HAL_MODE_MTFP8_128X128)
+        .require(!is_nvfp4(request.mode), "mode is one of NVFP4; accepted by quantize_nvfp4")
         .code("columnwise_order", request.columnwise_order, TE_HAL_ORDER_TRANSPOSED, TE_HAL_ORDER_SAME)
         .number("epsilon", request.epsilon, 0.0)
-        .flags(request.flags, mx ? 0u : static_cast<uint32_t>(TE_HAL_FLAG_POWER_OF_2))
-        .require(!mx || request.epsilon == 0.0, "epsilon is not 0, as MXFP8 has it")
+        .flags(request.flags, has_rule ? static_cast<uint32_t>(TE_HAL_FLAG_POWER_OF_2) : 0u)
+        .require(has_rule || request.epsilon == 0.0, "epsilon is not 0, as MXFP8 and MTFP8 have it")
         .require(elements == 0 || request.rowwise.data != 0 || request.columnwise.data != 0,
                  "rowwise_data and columnwise_data are both null; accepted: one or both")
         .reads("input", request.input, elements, bytes_of_dtype(request.input_dtype));
@@ -108,7 +109,13 @@ int32_t launch_block_cast(const BlockRequest& request, uintptr_t stream) {
             return launch(blocks, stream, &cast_vector_blocks<Float32Scales, T, F, kAligned>, input, rows, cols,
                           block_target<float>(request));
         case TE_HAL_MODE_BLOCK_128X128:
-            return launch(blocks, stream, &cast_square_blocks<T, F, kAligned>, input, rows, cols,
+            return launch(blocks, stream, &cast_square_blocks<Float32Scales, T, F, kAligned>, input, rows, cols,
+                          block_target<float>(request));
+        case TE_HAL_MODE_MTFP8_1X128:
+            return launch(blocks, stream, &cast_vector_blocks<Mtfp8Scales, T, F, kAligned>, input, rows, cols,
+                          block_target<float>(request));
+        case TE_HAL_MODE_MTFP8_128X128:
+            return launch(blocks, stream, &cast_square_blocks<Mtfp8Scales, T, F, kAligned>, input, rows, cols,
                           block_target<float>(request));
         default:
             return launch(blocks, stream, &cast_vector_blocks<E8M0Scales, T, F, kAligned>, input, rows, cols,
@@ -183,8 +190,8 @@ inline int32_t dequantize(uintptr_t data, int32_t data_dtype, int64_t rows, int6
         .size("cols", cols)
         .product("rows * cols", rows, cols)
         .code("copy", copy, TE_HAL_COPY_ROWWISE, TE_HAL_COPY_COLUMNWISE_SAME)
-        .code("mode", mode, TE_HAL_MODE_TENSOR, TE_HAL_MODE_NVFP4)
-        .unsupported_if(mode == TE_HAL_MODE_NVFP4, "no kernel for NVFP4")
+        .code("mode", mode, TE_HAL_MODE_TENSOR, TE_HAL_MODE_MTFP8_128X128)
+        .require(!is_nvfp4(mode), "mode is one of NVFP4; accepted by dequantize_nvfp4")
         .reads("data", data, elements, 1)
         .writes("output", output, elements, bytes_of_dtype(output_dtype));
     if (!per_tensor) check_scale_strides(arguments, shape, rows, cols, scale_row_stride, scale_col_stride);

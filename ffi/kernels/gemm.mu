@@ -93,8 +93,9 @@ struct SumScale {
     float first;
     float second;
 
-    TE_DEVICE SumScale(const float* a, const float* b) {
-        const float of_a = a == nullptr ? 1.0f : *a, of_b = b == nullptr ? 1.0f : *b;
+    TE_DEVICE SumScale(const GemmOperand& a, const GemmOperand& b) {
+        const float of_a = a.scale_inv == nullptr ? 1.0f : *a.scale_inv * a.scale_factor;
+        const float of_b = b.scale_inv == nullptr ? 1.0f : *b.scale_inv * b.scale_factor;
         const float product = of_a * of_b;
         const uint32_t magnitude = bits_of(product) & kAllButSign;
         const bool is_normal = magnitude >= 0x00800000u && magnitude < kInfinityBits;
@@ -132,7 +133,7 @@ multiply_tiles(GemmOperand a, GemmOperand b, GemmResult result) {
         TE_SYNC();
         add_step<kMicro>(shared, sums);
     }
-    const SumScale scale(a.scale_inv, b.scale_inv);
+    const SumScale scale(a, b);
     const int down = thread_index() / 16, across = thread_index() % 16;
 #pragma unroll
     for (int i = 0; i < kMicro; ++i) {

@@ -12,8 +12,9 @@ struct BlockShape {
 };
 
 inline BlockShape block_shape(int32_t mode, bool rowwise) {
-    if (mode == TE_HAL_MODE_BLOCK_128X128) return {7, 7};
-    const int length = mode == TE_HAL_MODE_MXFP8 ? 5 : 7;
+    if (mode == TE_HAL_MODE_BLOCK_128X128 || mode == TE_HAL_MODE_MTFP8_128X128) return {7, 7};
+    const bool is_fp4 = mode >= TE_HAL_MODE_NVFP4 && mode <= TE_HAL_MODE_NVFP4_HADAMARD;
+    const int length = mode == TE_HAL_MODE_MXFP8 ? 5 : is_fp4 ? 4 : 7;
     return rowwise ? BlockShape{0, length} : BlockShape{length, 0};
 }
 

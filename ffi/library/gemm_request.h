@@ -4,6 +4,7 @@
 #include "../kernels/gemm_operand.muh"
 #include "block_scales.h"
 #include "element_dispatch.h"
+#include "fp4_scales.h"
 #include "launch.h"
 
 namespace te {
@@ -29,13 +30,29 @@ struct OperandRequest {
     int64_t inner() const { return keeps_rows ? shape.cols : shape.rows; }
     bool is_quantized() const { return mode != TE_HAL_MODE_NONE; }
     bool is_per_tensor() const { return mode == TE_HAL_MODE_TENSOR || mode == TE_HAL_MODE_TENSOR_CURRENT; }
+    Fp4ScaleLayout fp4_layout() const {
+        return copy == TE_HAL_COPY_ROWWISE ? Fp4ScaleLayout(shape.rows, shape.cols)
+                                           : Fp4ScaleLayout(shape.cols, shape.rows);
+    }
     BlockShape blocks() const { return block_shape(mode, copy == TE_HAL_COPY_ROWWISE); }
 };
 
+inline void check_fp4_operand(Arguments& arguments, const OperandRequest& r) {
+    check_fp4_sizes(arguments, r.shape.rows, r.shape.cols);
+    arguments.code("the dtype of an NVFP4 operand", r.dtype, TE_HAL_FLOAT4_E2M1, TE_HAL_FLOAT4_E2M1)
+        .require(r.copy != TE_HAL_COPY_COLUMNWISE_SAME,
+                 "a columnwise copy of NVFP4 is TE_HAL_COPY_COLUMNWISE_TRANSPOSED")
+        .require(r.scale_row_stride == 0 && r.scale_col_stride == 0,
+                 "NVFP4's scales have strides of their own: 0 and 0");
+    if (arguments.status() != TE_HAL_OK) return;
+    const int64_t elements = elements_of(r.shape.rows, r.shape.cols);
+    arguments.reads(r.name, r.data, elements / 2, 1)
+        .reads("a scale_inv", r.scale_inv, elements == 0 ? 0 : r.fp4_layout().words(), 4);
+}
+
 inline void check_operand(Arguments& arguments, const OperandRequest& r) {
     const int64_t elements = elements_of(r.shape.rows, r.shape.cols);
-    arguments.code("a mode", r.mode, TE_HAL_MODE_NONE, TE_HAL_MODE_NVFP4)
-        .unsupported_if(r.mode == TE_HAL_MODE_NVFP4, "no kernel for NVFP4")
+    arguments.code("a mode", r.mode, TE_HAL_MODE_NONE, TE_HAL_MODE_MTFP8_128X128)
         .code("a copy", r.copy, TE_HAL_COPY_ROWWISE, TE_HAL_COPY_COLUMNWISE_SAME);
     if (!r.is_quantized()) {
         arguments.plain_dtype("the dtype of a plain operand", r.dtype)
@@ -44,6 +61,7 @@ inline void check_operand(Arguments& arguments, const OperandRequest& r) {
             .reads(r.name, r.data, elements, bytes_of_dtype(r.dtype));
         return;
     }
+    if (is_nvfp4(r.mode)) return check_fp4_operand(arguments, r);
     arguments.fp8_dtype("the dtype of a quantized operand", r.dtype).reads(r.name, r.data, elements, 1);
     if (r.is_per_tensor()) {
         arguments.reads("a scale_inv", r.scale_inv, 1, 4);
@@ -59,11 +77,15 @@ inline void check_operand(Arguments& arguments, const OperandRequest& r) {
 inline OperandScales operand_scales(const OperandRequest& r) {
     const BlockShape blocks = r.blocks();
     const auto* const scale_invs = pointer<const void>(r.scale_inv);
-    const bool is_e8m0 = r.mode == TE_HAL_MODE_MXFP8;
-    if (r.keeps_rows) {
-        return {scale_invs, is_e8m0, r.scale_row_stride, r.scale_col_stride, blocks.row_shift, blocks.col_shift};
-    }
-    return {scale_invs, is_e8m0, r.scale_col_stride, r.scale_row_stride, blocks.col_shift, blocks.row_shift};
+    const bool fp4 = is_nvfp4(r.mode), rowwise = r.copy == TE_HAL_COPY_ROWWISE;
+    const ScaleKind kind = fp4                           ? ScaleKind::kE4M3
+                           : r.mode == TE_HAL_MODE_MXFP8 ? ScaleKind::kE8M0
+                                                         : ScaleKind::kFloat32;
+    const int64_t pitch = r.fp4_layout().pitch;
+    const int64_t row_stride = fp4 ? (rowwise ? pitch : 1) : r.scale_row_stride;
+    const int64_t col_stride = fp4 ? (rowwise ? 1 : pitch) : r.scale_col_stride;
+    if (r.keeps_rows) return {scale_invs, kind, row_stride, col_stride, blocks.row_shift, blocks.col_shift};
+    return {scale_invs, kind, col_stride, row_stride, blocks.col_shift, blocks.row_shift};
 }
 
 inline GemmOperand gemm_operand(const OperandRequest& r) {
@@ -79,10 +101,14 @@ inline GemmOperand gemm_operand(const OperandRequest& r) {
     operand.inner_step = runs_inner ? 1 : run;
     operand.runs_inner = runs_inner;
     operand.is_aligned = is_aligned(r.data, r.is_quantized() ? 8 : 16) && is_multiple(run, 8);
+    operand.scale_factor = is_nvfp4(r.mode) ? 1.0f / 2688.0f : 1.0f;
     if (r.is_per_tensor()) {
         operand.scale_inv = pointer<const float>(r.scale_inv);
     } else if (r.is_quantized()) {
         operand.blocks = operand_scales(r);
+        if (is_nvfp4(r.mode)) {
+            operand.scale_inv = pointer<const float>(r.scale_inv + static_cast<uintptr_t>(r.fp4_layout().amax_offset));
+        }
     }
     return operand;
 }

@@ -54,6 +54,7 @@ te_hal_api make_api() {
     add_activation_entries(api);
     add_fused_entries(api);
     add_biased_entries(api);
+    add_nvfp4_entries(api);
     return api;
 }
 

@@ -3,6 +3,7 @@
 
 #include "arguments.h"
 #include "cast_launches.h"
+#include "fp4_scales.h"
 #include "supports_families.h"
 
 namespace te {
@@ -18,18 +19,37 @@ inline int32_t refuse_call(const char* sentence) {
     return fail(TE_HAL_UNSUPPORTED, "%s", sentence);
 }
 
+inline int32_t supports_nvfp4_cast(const te_hal_call& call) {
+    const bool columnwise = (call.flags & TE_HAL_FLAG_COLUMNWISE) != 0;
+    if (call.output_dtype != TE_HAL_FLOAT4_E2M1) return refuse_call("the codes of NVFP4 are E2M1");
+    if (columnwise && call.columnwise_order != TE_HAL_ORDER_TRANSPOSED) {
+        return refuse_call("a columnwise copy of NVFP4 lies transposed");
+    }
+    if (call.output_mode == TE_HAL_MODE_NVFP4_HADAMARD && columnwise && call.input_dtype != TE_HAL_BFLOAT16) {
+        return refuse_call("Hadamard's transform takes bf16 alone; compute in bf16, or leave the transform out");
+    }
+    if ((call.flags & TE_HAL_FLAG_BY_CHANCE) != 0 && call.output_mode == TE_HAL_MODE_NVFP4_16X16) {
+        return refuse_call("squares of NVFP4 are rounded to the nearest");
+    }
+    return TE_HAL_OK;
+}
+
 inline int32_t supports_cast_of(const te_hal_call& call) {
     if (!is_plain_dtype(call.input_dtype)) return refuse_call("the input must be fp32, fp16 or bf16");
+    if (is_nvfp4(call.output_mode)) return supports_nvfp4_cast(call);
     if (!is_fp8_dtype(call.output_dtype)) return refuse_call("results are E4M3 or E5M2");
-    if (call.output_mode == TE_HAL_MODE_NVFP4) return refuse_call("no kernel for NVFP4");
     if (call.output_mode == TE_HAL_MODE_NONE) return refuse_call("a cast needs a scaling mode");
     return TE_HAL_OK;
 }
 
 inline int32_t supports_dequantize(const te_hal_call& call) {
-    if (!is_fp8_dtype(call.input_dtype)) return refuse_call("the data must be E4M3 or E5M2");
+    const bool fp4 = is_nvfp4(call.input_mode);
+    if (fp4 && call.input_dtype != TE_HAL_FLOAT4_E2M1) return refuse_call("the codes of NVFP4 are E2M1");
+    if (fp4 && call.input_copy == TE_HAL_COPY_COLUMNWISE_SAME) {
+        return refuse_call("a columnwise copy of NVFP4 lies transposed");
+    }
+    if (!fp4 && !is_fp8_dtype(call.input_dtype)) return refuse_call("the data must be E4M3 or E5M2");
     if (!is_plain_dtype(call.output_dtype)) return refuse_call("the result is fp32, fp16 or bf16");
-    if (call.input_mode == TE_HAL_MODE_NVFP4) return refuse_call("no kernel for NVFP4");
     if (call.input_mode == TE_HAL_MODE_NONE) return refuse_call("the data must be quantized");
     return TE_HAL_OK;
 }
@@ -74,7 +94,7 @@ inline int32_t supports_op(const te_hal_call& call) {
 
 constexpr int32_t kFirstOp = TE_HAL_OP_TRANSPOSE;
 constexpr int32_t kLastOp = TE_HAL_OP_BIAS_RESIDUAL;
-constexpr uint32_t kAllFlags = 63;
+constexpr uint32_t kAllFlags = 255;
 
 inline int32_t supports(const te_hal_call* asked) {
     Arguments arguments("supports");
@@ -89,9 +109,9 @@ inline int32_t supports(const te_hal_call* asked) {
                  .code("other_dtype", call.other_dtype, TE_HAL_NO_DTYPE, TE_HAL_FLOAT4_E2M1)
                  .code("bias_dtype", call.bias_dtype, TE_HAL_NO_DTYPE, TE_HAL_FLOAT4_E2M1)
                  .code("output_dtype", call.output_dtype, TE_HAL_NO_DTYPE, TE_HAL_FLOAT4_E2M1)
-                 .code("input_mode", call.input_mode, TE_HAL_MODE_NONE, TE_HAL_MODE_NVFP4)
-                 .code("other_mode", call.other_mode, TE_HAL_MODE_NONE, TE_HAL_MODE_NVFP4)
-                 .code("output_mode", call.output_mode, TE_HAL_MODE_NONE, TE_HAL_MODE_NVFP4)
+                 .code("input_mode", call.input_mode, TE_HAL_MODE_NONE, TE_HAL_MODE_MTFP8_128X128)
+                 .code("other_mode", call.other_mode, TE_HAL_MODE_NONE, TE_HAL_MODE_MTFP8_128X128)
+                 .code("output_mode", call.output_mode, TE_HAL_MODE_NONE, TE_HAL_MODE_MTFP8_128X128)
                  .code("input_copy", call.input_copy, TE_HAL_COPY_ROWWISE, TE_HAL_COPY_COLUMNWISE_SAME)
                  .code("other_copy", call.other_copy, TE_HAL_COPY_ROWWISE, TE_HAL_COPY_COLUMNWISE_SAME)
                  .code("columnwise_order", call.columnwise_order, TE_HAL_ORDER_TRANSPOSED, TE_HAL_ORDER_SAME)
@@ -107,7 +127,7 @@ inline int64_t workspace_bytes(int32_t op, int32_t kind, int32_t input_dtype, in
     const int32_t status = Arguments("workspace_bytes")
                                .code("op", op, kFirstOp, kLastOp)
                                .code("input_dtype", input_dtype, TE_HAL_NO_DTYPE, TE_HAL_FLOAT4_E2M1)
-                               .code("output_mode", output_mode, TE_HAL_MODE_NONE, TE_HAL_MODE_NVFP4)
+                               .code("output_mode", output_mode, TE_HAL_MODE_NONE, TE_HAL_MODE_MTFP8_128X128)
                                .size("rows", rows)
                                .size("cols", cols)
                                .product("rows * cols", rows, cols)
@@ -117,6 +137,7 @@ inline int64_t workspace_bytes(int32_t op, int32_t kind, int32_t input_dtype, in
         case TE_HAL_OP_AMAX:
             return amax_workspace_bytes();
         case TE_HAL_OP_QUANTIZE:
+            if (is_nvfp4(output_mode)) return 2 * amax_workspace_bytes();
             return output_mode == TE_HAL_MODE_TENSOR_CURRENT ? amax_workspace_bytes() : 0;
         default:
             return family_workspace_bytes(op, kind, output_mode, rows, cols);

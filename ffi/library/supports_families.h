@@ -6,6 +6,7 @@
 #include "../kernels/biased.mu"
 #include "../kernels/norm_backward_entry.mu"
 #include "error.h"
+#include "fp4_scales.h"
 
 namespace te {
 
@@ -27,7 +28,11 @@ inline int32_t supports_cast_result(const te_hal_call& call) {
 
 inline int32_t supports_operand(int32_t dtype, int32_t mode, int32_t copy) {
     const bool fp8 = dtype == TE_HAL_FLOAT8_E4M3 || dtype == TE_HAL_FLOAT8_E5M2;
-    if (mode == TE_HAL_MODE_NVFP4) return fail(TE_HAL_UNSUPPORTED, "no kernel for NVFP4");
+    if (is_nvfp4(mode)) {
+        const bool fits = dtype == TE_HAL_FLOAT4_E2M1 && copy != TE_HAL_COPY_COLUMNWISE_SAME;
+        return fits ? TE_HAL_OK
+                    : fail(TE_HAL_UNSUPPORTED, "an operand in NVFP4 is E2M1, its columnwise copy transposed");
+    }
     if (mode == TE_HAL_MODE_NONE && (!all_plain(dtype, dtype, dtype) || copy != TE_HAL_COPY_ROWWISE)) {
         return fail(TE_HAL_UNSUPPORTED, "an operand that is not quantized is fp32, fp16 or bf16");
     }

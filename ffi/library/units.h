@@ -12,5 +12,6 @@ void add_softmax_entries(te_hal_api& api);
 void add_activation_entries(te_hal_api& api);
 void add_fused_entries(te_hal_api& api);
 void add_biased_entries(te_hal_api& api);
+void add_nvfp4_entries(te_hal_api& api);
 
 }  // namespace te

@@ -8,8 +8,9 @@ import torch
 
 from te_hal.ffi import codes
 from te_hal.ffi.marshal import address, contiguous, rows_and_cols
-from te_hal.schema.block_scales import BLOCK_MODES, block_copy
+from te_hal.schema.block_scales import block_copy
 from te_hal.schema.errors import ArgumentError
+from te_hal.schema.formats import ScalingMode
 from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def quantize_blocks(
     power_of_2: bool,
 ) -> QuantizedStorage:
     """te_hal.ops.quantize with a scale per block. Padding of scales is not touched."""
-    if kind.mode not in BLOCK_MODES:
+    if kind.mode is ScalingMode.TENSOR:
         raise ArgumentError("quantize: scale", got="None", accepted="an fp32 tensor", todo="compute_scale gives one")
     values = contiguous(input)
     target = out

@@ -9,7 +9,7 @@ import torch
 from te_hal.ffi.marshalling.block_cast import dequantize_blocks
 from te_hal.ffi.marshalling.scaled_matmul import transposed
 from te_hal.schema.backend import ALONG_THE_SUM
-from te_hal.schema.block_scales import BLOCK_MODES, block_copy, rows_and_cols, scale_shape
+from te_hal.schema.block_scales import BLOCK_MODES, MTFP8_MODES, block_copy, rows_and_cols, scale_shape
 from te_hal.schema.formats import ColumnwiseOrder, ScalingMode
 from te_hal.schema.storage import QuantizedStorage, StorageKind
 
@@ -52,8 +52,8 @@ class BlockProduct(NamedTuple):
 
 
 def has_blocks(*kinds: Kind) -> bool:
-    """Whether an operand has scales per block that the marshalling knows."""
-    return any(isinstance(kind, StorageKind) and kind.mode in BLOCK_MODES for kind in kinds)
+    """Whether an operand has a scale per block and none above them."""
+    return any(isinstance(kind, StorageKind) and kind.mode in BLOCK_MODES | MTFP8_MODES for kind in kinds)
 
 
 def orient(native: Native, a: QuantizedStorage, b: QuantizedStorage, layout: str) -> BlockFactors | None:

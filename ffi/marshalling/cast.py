@@ -9,9 +9,11 @@ import torch
 from te_hal.ffi import codes
 from te_hal.ffi.marshal import NOTHING_TO_READ, address, check_writable, contiguous, rows_and_cols
 from te_hal.ffi.marshalling.block_cast import dequantize_blocks, quantize_blocks
+from te_hal.ffi.marshalling.nvfp4_cast import dequantize_nvfp4, quantize_nvfp4
 from te_hal.ffi.marshalling.result_storage import kind_of
 from te_hal.schema.errors import StateError
 from te_hal.schema.formats import ColumnwiseOrder, ScalingMode
+from te_hal.schema.nvfp4_layout import NVFP4_MODES
 from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
@@ -35,11 +37,13 @@ def quantize(
     columnwise_order: ColumnwiseOrder = ColumnwiseOrder.TRANSPOSED,
     amax_epsilon: float = 0.0,
     power_of_2: bool = False,
-    rounding_seed: int | None = None,  # noqa: ARG001 - NVFP4's, whose modes are refused
+    rounding_seed: int | None = None,
 ) -> QuantizedStorage:
     """te_hal.ops.quantize. With per-tensor scaling both copies share one ``scale_inv``."""
     if scale is None:
         kind = kind_of(dtype, mode, rowwise, columnwise, columnwise_order)
+        if kind.mode in NVFP4_MODES:
+            return quantize_nvfp4(native, input, kind, out, seed=rounding_seed)
         return quantize_blocks(native, input, kind, out, epsilon=amax_epsilon, power_of_2=power_of_2)
     values = input if input.is_contiguous() else contiguous(input)
     if out is None:
@@ -107,6 +111,8 @@ def copy_back(out: QuantizedStorage, made: QuantizedStorage) -> None:
 
 def dequantize(native: Native, input: QuantizedStorage, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
     """te_hal.ops.dequantize. The rowwise copy is read where there is one."""
+    if input.mode in NVFP4_MODES:
+        return dequantize_nvfp4(native, input, out_dtype or input.dtype)
     if input.mode is not ScalingMode.TENSOR:
         return dequantize_blocks(native, input, out_dtype or input.dtype)
     data, copy, scale_inv = copy_to_read(native, input)

@@ -36,7 +36,7 @@ def activation_quantize(
     columnwise_order: ColumnwiseOrder = ColumnwiseOrder.TRANSPOSED,
     amax_epsilon: float = 0.0,
     power_of_2: bool = False,
-    rounding_seed: int | None = None,  # noqa: ARG001 - NVFP4's, whose modes are refused
+    rounding_seed: int | None = None,  # noqa: ARG001 - NVFP4's, which the composition casts
 ) -> QuantizedStorage:
     """te_hal.ops.activation_quantize for per-tensor scaling."""
     values, kind = contiguous(input), codes.ACTIVATION_KINDS[activation]
@@ -87,7 +87,7 @@ def activation_bwd_quantize(
     columnwise_order: ColumnwiseOrder = ColumnwiseOrder.TRANSPOSED,
     amax_epsilon: float = 0.0,
     power_of_2: bool = False,
-    rounding_seed: int | None = None,  # noqa: ARG001 - NVFP4's, whose modes are refused
+    rounding_seed: int | None = None,  # noqa: ARG001 - NVFP4's, which the composition casts
 ) -> tuple[QuantizedStorage, torch.Tensor | None]:
     """te_hal.ops.activation_bwd_quantize for per-tensor scaling."""
     grad, values, kind = contiguous(grad_output), contiguous(input), codes.ACTIVATION_KINDS[activation]

@@ -98,7 +98,7 @@ def bias_grad_quantize(
     columnwise_order: ColumnwiseOrder = ColumnwiseOrder.TRANSPOSED,
     amax_epsilon: float = 0.0,
     power_of_2: bool = False,
-    rounding_seed: int | None = None,  # noqa: ARG001 - NVFP4's, whose modes are refused
+    rounding_seed: int | None = None,  # noqa: ARG001 - NVFP4's, which the composition casts
 ) -> tuple[QuantizedStorage, torch.Tensor]:
     """te_hal.ops.bias_grad_quantize for per-tensor scaling; the gradient is read once where the scale is given."""
     if amax is not None and amax.requires_grad:

@@ -46,7 +46,7 @@ def layernorm_quantize(
     columnwise_order: ColumnwiseOrder = ColumnwiseOrder.TRANSPOSED,
     amax_epsilon: float = 0.0,
     power_of_2: bool = False,
-    rounding_seed: int | None = None,  # noqa: ARG001 - NVFP4's, whose modes are refused
+    rounding_seed: int | None = None,  # noqa: ARG001 - NVFP4's, which the composition casts
 ) -> tuple[QuantizedStorage, torch.Tensor, torch.Tensor]:
     """te_hal.ops.layernorm_quantize for per-tensor scaling."""
     mean = native.empty(input.shape[:-1], torch.float32, input.device)
@@ -72,7 +72,7 @@ def rmsnorm_quantize(
     columnwise_order: ColumnwiseOrder = ColumnwiseOrder.TRANSPOSED,
     amax_epsilon: float = 0.0,
     power_of_2: bool = False,
-    rounding_seed: int | None = None,  # noqa: ARG001 - NVFP4's, whose modes are refused
+    rounding_seed: int | None = None,  # noqa: ARG001 - NVFP4's, which the composition casts
 ) -> tuple[QuantizedStorage, torch.Tensor]:
     """te_hal.ops.rmsnorm_quantize for per-tensor scaling."""
     flags = CastFlags(dtype, mode, rowwise, columnwise, columnwise_order, amax_epsilon, power_of_2)

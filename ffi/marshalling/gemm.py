@@ -8,8 +8,10 @@ from te_hal.ffi import codes
 from te_hal.ffi.marshal import address, check_writable, contiguous, scratch
 from te_hal.ffi.marshalling.block_cast import given_blocks
 from te_hal.ffi.marshalling.cast import copy_to_read
+from te_hal.ffi.marshalling.nvfp4_cast import given_codes
 from te_hal.schema.backend import ALONG_THE_SUM
 from te_hal.schema.formats import ScalingMode
+from te_hal.schema.nvfp4_layout import NVFP4_MODES
 from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
@@ -117,8 +119,12 @@ def _given(native: Native, operand: Operand, along_the_sum: str) -> _Given:
 
 def _given_blocks(operand: QuantizedStorage, along_the_sum: str) -> _Given:
     """Of two copies the one whose blocks lie along the sum (B5)."""
-    given = given_blocks(operand, rowwise=along_the_sum == "rowwise")
+    rowwise = along_the_sum == "rowwise"
     dtype, mode = codes.DTYPES[operand.format.dtype], codes.MODES[operand.mode]
+    if operand.mode in NVFP4_MODES:
+        data, copy, scale_inv = given_codes(operand, rowwise=rowwise)
+        return _Given(data, dtype, copy, mode, scale_inv)
+    given = given_blocks(operand, rowwise=rowwise)
     return _Given(given.data, dtype, given.copy, mode, given.grid, given.strides)
 
 

@@ -15,7 +15,8 @@ import torch
 
 from te_hal.ffi.capability import ask
 from te_hal.ffi.marshalling import block_matmul, gemm, plain_matmul, scaled_matmul
-from te_hal.schema.formats import E5M2
+from te_hal.schema.backend import ALONG_THE_SUM
+from te_hal.schema.formats import E2M1, E5M2
 from te_hal.schema.storage import QuantizedStorage
 from te_hal.schema.storage_kind import StorageKind
 from te_hal.schema.support import Code, Support
@@ -89,7 +90,9 @@ class VendorGemm:
         if way in _BY_BLOCKS:
             product = None if way is Way.DEQUANTIZED else self.block_product
             return self._multiply_blocks(native, a, b, layout, result, product)
-        (left, left_scale_inv), (right, right_scale_inv) = (scaled_matmul.decode(native, x) for x in (a, b))
+        reads = ALONG_THE_SUM[layout]
+        left, left_scale_inv = scaled_matmul.decode(native, a, reads.a)
+        right, right_scale_inv = scaled_matmul.decode(native, b, reads.b)
         left = left.t() if layout == "wgrad" else left
         right = right.t() if layout == "fprop" else right
         scales = [scale for scale in (left_scale_inv, right_scale_inv) if scale is not None]
@@ -134,7 +137,7 @@ def _reason(way: Way, call: Call) -> str:
         return "both operands are quantized, and the vendor multiplies them as they are"
     if way is Way.PORTABLE and len(quantized) == 1:
         return "one operand is quantized and the other is not, which no product of the vendor takes"
-    if way is Way.DECODED and _result_dtype(call) == torch.float32:
+    if way is Way.DECODED and _result_dtype(call) == torch.float32 and E2M1 not in quantized:
         return "for an fp32 result the vendor's FP8 product is not known to add up precisely enough"
     if way is Way.DECODED and quantized == [E5M2, E5M2]:
         return "the vendor does not multiply E5M2 by E5M2"

@@ -14,7 +14,9 @@ import torch
 from te_hal.ffi import codes
 from te_hal.ffi.marshal import address
 from te_hal.ffi.marshalling.cast import copy_to_read, dequantize
+from te_hal.ffi.marshalling.nvfp4_cast import unscaled_operand
 from te_hal.schema.formats import ColumnwiseOrder
+from te_hal.schema.nvfp4_layout import NVFP4_MODES
 
 if TYPE_CHECKING:
     from te_hal.ffi.marshalling.plain_matmul import Result
@@ -105,10 +107,14 @@ def multiply(factors: Factors, result: Result) -> torch.Tensor:
     return product if result.out is None else result.out.copy_(product)
 
 
-def decode(native: Native, operand: torch.Tensor | QuantizedStorage) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """A plain operand's data; a storage's values without its scale, in bf16, which holds every code, and the scale."""
+def decode(
+    native: Native, operand: torch.Tensor | QuantizedStorage, along_the_sum: str
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A plain operand's data; a storage's values without its scale, in bf16, which holds every one, and the scale."""
     if isinstance(operand, torch.Tensor):
         return operand.detach(), None
+    if operand.mode in NVFP4_MODES:
+        return unscaled_operand(native, operand, rowwise=along_the_sum == "rowwise")
     _, _, scale_inv = copy_to_read(native, operand)
     one = native.one(operand.device)
     row, _, col, _ = operand.tensors()

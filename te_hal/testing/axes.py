@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from te_hal.schema.block_scales import order_of
 from te_hal.schema.formats import E2M1, FORMATS, ColumnwiseOrder, ScalingMode
 from te_hal.schema.nvfp4_layout import NVFP4_MODES
 from te_hal.schema.op import REQUIRED, FlagType
 from te_hal.schema.storage_kind import StorageKind
-from te_hal.testing.sizes import is_shape, shapes_of
+from te_hal.testing.sizes import in_whole_blocks, is_shape, shapes_of
 from te_hal.testing.values import patterns_of
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ DTYPES = {
     "bf16": torch.bfloat16,
     "e4m3": torch.float8_e4m3fn,
     "e5m2": torch.float8_e5m2,
+    "e2m1": E2M1.dtype,
     "bool": torch.bool,
 }
 WORDS = {dtype: word for word, dtype in DTYPES.items()}
@@ -51,6 +52,7 @@ _NUMBERS: dict[str, tuple[str, ...]] = {
     "fp8_max": ("448.0", "57344.0"),
     "fp8_maxima": ("448.0", "57344.0"),
     "margin": ("0", "3", "-2"),
+    "rounding_seed": ("none", "1234567890123456789"),
     "scale": ("1.0", "0.125"),
     "limit": ("none", "0.75"),
     "alpha": ("none", "0.5"),
@@ -111,8 +113,9 @@ def takes(schema: OpSchema, axis: str, word: str) -> bool:
 @functools.cache
 def _every_storage() -> frozenset[str]:
     """Every word of a storage, those that no case is tried with included."""
-    modes = [mode.value for mode in known_modes()]
-    return frozenset(map(".".join, itertools.product(("e4m3", "e5m2"), modes, COPIES)))
+    return frozenset(
+        f"{format_}.{mode.value}.{copies}" for mode in ScalingMode for format_ in _formats_of(mode) for copies in COPIES
+    )
 
 
 def flag_word(flag: Flag, value: Any) -> str:  # noqa: ANN401 - any argument that a flag takes
@@ -130,6 +133,31 @@ def flag_word(flag: Flag, value: Any) -> str:  # noqa: ANN401 - any argument tha
     return str(getattr(value, "value", value))
 
 
+def apart(axes: Axes) -> list[Axes]:
+    """The axes of an op whose pairs are tried together; NVFP4, which few values go with, by itself."""
+    if "a" in axes and "b" in axes:
+        return _products_apart(axes)
+    fp4 = tuple(word for word in axes.get("mode", ()) if word in NVFP4_MODES)
+    if not fp4:
+        return [axes]
+    rest = {"mode": tuple(word for word in axes["mode"] if word not in fp4), "rounding_seed": ("none",)}
+    rest["dtype"] = tuple(word for word in axes["dtype"] if word != WORDS[E2M1.dtype])
+    alone = {"mode": fp4, "dtype": (WORDS[E2M1.dtype],), "columnwise_order": (ColumnwiseOrder.TRANSPOSED.value,)}
+    alone |= dict.fromkeys(("scale", "amax"), ("none",))
+    alone |= {flag: axes[flag][:1] for flag in ("amax_epsilon", "power_of_2") if flag in axes}
+    alone["shape"] = tuple(shape for shape in axes["shape"] if in_whole_blocks(shape))
+    return [{**axes, **{n: w for n, w in words.items() if n in axes}} for words in (rest, alone)]
+
+
+def _products_apart(axes: Axes) -> list[Axes]:
+    """Products without and with operands in NVFP4."""
+    others = {n: tuple(word for word in axes[n] if not word.startswith(WORDS[E2M1.dtype])) for n in "ab"}
+    fp4 = {n: tuple(word for word in axes[n] if word in WORDS.values() or word not in others[n]) for n in "ab"}
+    shapes = axes["shape"]
+    whole = tuple(shape for shape in shapes if all(in_whole_blocks(f"{size}x{size}") for size in shape.split("x")))
+    return [{**axes, **others}, {**axes, **fp4, "shape": whole}]
+
+
 def flag_axis(schema: OpSchema, flag: str) -> str:
     """The axis of a flag: its name, unless an operand has the same one (softmax's scale is no operand)."""
     return f"{flag}_flag" if any(operand.name == flag for operand in schema.operands) else flag
@@ -144,18 +172,18 @@ def _operand_words(operand: Operand) -> tuple[str, ...]:
 
 
 def storage_words() -> tuple[str, ...]:
-    """Storages as operands: every 8-bit format and known mode, with copies of every kind."""
+    """Storages as operands: every format and mode that go together, with copies of every kind."""
     found = []
-    for format_, mode in itertools.product(("e4m3", "e5m2"), known_modes()):
-        copies = tuple(COPIES) if format_ == "e4m3" else ("both",)
-        same = mode.value.startswith("mtfp8")
-        found += [f"{format_}.{mode.value}.{word}" for word in copies if not same or word in ("row", "both-same-order")]
-    return tuple(dict.fromkeys(found))
+    for mode in ScalingMode:
+        for format_ in _formats_of(mode):
+            copies = tuple(COPIES) if format_ != "e5m2" else ("both",)
+            kept = (word for word in copies if word == "row" or COPIES[word][2] is order_of(mode, COPIES[word][2]))
+            found += [f"{format_}.{mode.value}.{word}" for word in kept]
+    return tuple(found)
 
 
-def known_modes() -> list[ScalingMode]:
-    """Scaling modes that the kit has an oracle for: all but those of NVFP4, which no backend but the reference has."""
-    return [mode for mode in ScalingMode if mode not in NVFP4_MODES]
+def _formats_of(mode: ScalingMode) -> tuple[str, ...]:
+    return ("e2m1",) if mode in NVFP4_MODES else ("e4m3", "e5m2")
 
 
 def storage_kind(word: str) -> StorageKind:
@@ -172,10 +200,9 @@ def _flag_words(flag: Flag) -> tuple[str, ...]:
         return ("true", "false") if flag.default is True else ("false", "true")
     if flag.type in _NUMERIC:
         return _NUMBERS.get(flag.name, ())
-    choices = [choice for choice in flag.choices if choice is not E2M1.dtype and choice not in NVFP4_MODES]
     words = tuple(
         WORDS[choice] if isinstance(choice, torch.dtype) else getattr(choice, "value", str(choice))
-        for choice in choices
+        for choice in flag.choices
     )
     return ("none", *words) if flag.type is FlagType.OPTIONAL_DTYPE else words
 
@@ -195,4 +222,4 @@ def flag_value(flag: Flag, word: str | None) -> object:  # noqa: PLR0911 - one p
     if flag.type is FlagType.WINDOW:
         left, right = word.split(":")
         return int(left), int(right)
-    return int(word) if flag.type is FlagType.INT else float(word)
+    return int(word) if flag.type in (FlagType.INT, FlagType.OPTIONAL_INT) else float(word)

@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from te_hal.schema.block_scales import rows_and_cols
 from te_hal.schema.catalog import SCHEMAS
 from te_hal.schema.errors import ArgumentError
+from te_hal.schema.formats import ScalingMode
 from te_hal.schema.gemm import pairing
+from te_hal.schema.nvfp4_layout import BLOCK, NVFP4_MODES
+from te_hal.schema.shapes import shape_source
 from te_hal.schema.validate import describe_call
-from te_hal.testing.axes import axes_of, takes
+from te_hal.testing.axes import apart, axes_of, takes
 from te_hal.testing.covering import cover
 from te_hal.testing.operands import arguments_of
 
@@ -94,7 +98,9 @@ def cases(op: str, *, quick: bool = False, streams: bool = False) -> tuple[Case,
     axes = dict(_axes(op))
     if not streams:
         axes["run"] = tuple(word for word in axes["run"] if word != "streams")
-    covering = cover(axes, lambda words: is_valid(schema, words), pairs=not quick)
+    covering = [
+        words for part in apart(axes) for words in cover(part, lambda words: is_valid(schema, words), pairs=not quick)
+    ]
     return tuple(Case(op, words) for words in covering)
 
 
@@ -119,7 +125,23 @@ def is_valid(schema: OpSchema, words: Mapping[str, str]) -> bool:
         return False
     if schema.name == "gemm" and not pairing(call):
         return False
+    if not _keeps_nvfp4(schema, arguments):
+        return False
     return all(eval(rule.condition, {}, dict(arguments)) for rule in schema.rules)  # noqa: S307 - the schema's own text
+
+
+def _keeps_nvfp4(schema: OpSchema, arguments: Mapping[str, Any]) -> bool:
+    """NV1 and NV6 of a cast: whole blocks in both directions, and bf16 for Hadamard's transform."""
+    mode = arguments.get("mode")
+    if mode not in NVFP4_MODES:
+        return True
+    variant = arguments[schema.variant] if schema.variant else None
+    shape = eval(shape_source(schema, schema.outputs[0].shape, variant), {}, dict(arguments))  # noqa: S307 - the schema's
+    first = next(value for value in arguments.values() if isinstance(value, torch.Tensor))
+    whole = all(size % BLOCK == 0 for size in rows_and_cols(tuple(shape)))
+    return whole and (
+        mode is not ScalingMode.NVFP4_HADAMARD or not arguments["columnwise"] or first.dtype is torch.bfloat16
+    )
 
 
 def _can_be_far(words: Mapping[str, str]) -> bool:

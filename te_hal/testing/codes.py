@@ -8,6 +8,8 @@ import torch
 
 from te_hal.schema.block_scales import SQUARE_MODES, scale_grid
 from te_hal.schema.formats import E5M2, ColumnwiseOrder, ScalingMode
+from te_hal.schema.nvfp4_layout import NVFP4_MODES
+from te_hal.testing.fp4_codes import fill_fp4_storage
 
 if TYPE_CHECKING:
     from te_hal.schema.formats import ElementFormat
@@ -25,6 +27,9 @@ def fill_storage(storage: QuantizedStorage, pattern: str, generator: torch.Gener
 
     Copies whose blocks are the same hold the same codes and factors; the others have their own.
     """
+    if storage.mode in NVFP4_MODES:
+        fill_fp4_storage(storage, pattern, generator)
+        return
     row, _, column, _ = storage.tensors()
     shared = storage.mode is ScalingMode.TENSOR or storage.mode in SQUARE_MODES
     codes = _codes(storage.shape, storage.format, pattern, generator)

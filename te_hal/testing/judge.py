@@ -25,7 +25,7 @@ _ENOUGH = 256
 _NEARLY_INFINITE = 0.99
 #: The code that a cast gives NaN (C3).
 _NAN, _ANY_SIGN = 0x7F, 0x7F
-_SIGN, _NAN_CODES = 0x80, {"E4M3": 0x7F, "E5M2": 0x7D}
+_SIGN, _NAN_CODES = 0x80, {"E4M3": 0x7F, "E5M2": 0x7D, "E2M1": 0x08}
 #: A sum of FP8 products in an FP8 unit, as a share of the bound of a 16-bit result.
 _FP8_UNIT = 1 / 16
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from te_hal.schema.formats import ScalingMode, element_format
+from te_hal.schema.formats import ScalingMode, code_format
 from te_hal.schema.op import FlagType
 from te_hal.schema.storage import QuantizedStorage
 from te_hal.schema.storage_kind import StorageKind
@@ -113,7 +113,7 @@ def _to_fill(shape: tuple[int, ...], dtype: torch.dtype, known: Known, generator
 def _storage_to_fill(known: Known, shape: tuple[int, ...], device: torch.device) -> QuantizedStorage:
     mode = ScalingMode(known.get("mode", ScalingMode.TENSOR))
     kind = StorageKind.of(
-        element_format(known["dtype"]),
+        code_format(known["dtype"]),
         mode,
         rowwise=known["rowwise"],
         columnwise=known["columnwise"],

@@ -9,10 +9,12 @@ import torch
 
 from te_hal.schema.block_scales import scale_grid
 from te_hal.schema.formats import ColumnwiseOrder, ScalingMode
+from te_hal.schema.nvfp4_layout import NVFP4_MODES
 from te_hal.schema.storage import QuantizedStorage
+from te_hal.testing.oracles import nvfp4
 
 if TYPE_CHECKING:
-    from te_hal.testing.oracles.cast import Copy
+    from te_hal.testing.oracles import cast
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -22,7 +24,7 @@ class Part(NamedTuple):
 
     Attributes:
         label: of which result, and which of its tensors.
-        tensor: on the CPU, contiguous. Codes lie as ``[M, K]`` in either order of a storage.
+        tensor: on the CPU, contiguous. Codes lie as ``[M, K]`` in either order of a storage, one a byte.
     """
 
     label: str
@@ -45,6 +47,9 @@ def _of_storage(name: str, storage: QuantizedStorage) -> list[Part]:
     for rowwise, codes, factors in ((True, row, row_factors), (False, column, column_factors)):
         if codes is None or factors is None:
             continue
+        if storage.mode in NVFP4_MODES:
+            found += _of_copy(name, nvfp4.stored(storage, rowwise=rowwise), rowwise=rowwise)
+            continue
         turned = not rowwise and storage.kind.order is ColumnwiseOrder.TRANSPOSED and len(storage.shape) > 1
         lying = codes.detach().movedim(0, -1) if turned else codes.detach()
         grid = factors.detach()
@@ -57,10 +62,13 @@ def _of_storage(name: str, storage: QuantizedStorage) -> list[Part]:
     return found
 
 
-def _of_copy(name: str, copy: Copy, *, rowwise: bool) -> list[Part]:
+def _of_copy(name: str, copy: cast.Copy | nvfp4.Copy, *, rowwise: bool) -> list[Part]:
     which = _which(rowwise=rowwise)
     codes, factors = torch.from_numpy(copy.codes), torch.from_numpy(copy.factors)
-    return [Part(f"{name}.{which}_data", codes), Part(f"{name}.{which}_scale_inv", factors)]
+    found = [Part(f"{name}.{which}_data", codes), Part(f"{name}.{which}_scale_inv", factors)]
+    if isinstance(copy, nvfp4.Copy):
+        found.append(Part(f"{name}.{which}_amax", torch.from_numpy(copy.amax)))
+    return found
 
 
 def _which(*, rowwise: bool) -> str:

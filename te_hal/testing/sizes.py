@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
+from te_hal.schema.nvfp4_layout import BLOCK
 from te_hal.schema.shapes import parse
 
 if TYPE_CHECKING:
@@ -15,16 +17,19 @@ if TYPE_CHECKING:
 _SCALAR = "scalar"
 #: Written as sizes joined by "x": leading ones first, then one per symbol. The first is the everyday one. Off a tile,
 #: a tile, one element, empty in each place, several tiles and a bit.
-_NO_SYMBOL = ("24x40", _SCALAR, "1", "129", "13x37", "3x5x7", "130x264", "128x128", "0x16", "16x0", "1x1000")
+_NO_SYMBOL = (
+    *("24x40", _SCALAR, "1", "129", "13x37", "3x5x7", "130x264", "128x128", "0x16", "16x0", "1x1000"),
+    "2x24x80",
+)
 _SHAPES: dict[tuple[bool, int], tuple[str, ...]] = {
     (True, 0): _NO_SYMBOL,
-    (True, 1): ("24x40", "7", "1x1", "13x37", "3x5x24", "130x264", "0x16", "16x1", "5x1000", "64x128"),
+    (True, 1): ("24x40", "7", "1x1", "13x37", "3x5x24", "130x264", "0x16", "16x1", "5x1000", "64x128", "2x24x80"),
     (True, 2): ("2x3x24x40", "1x1", "8x8", "13x37", "2x16x16", "0x8", "3x1x40", "1x40x1", "2x5x257", "2x0x8x8"),
     (False, 1): ("64", "1", "37", "0", "1000"),
-    (False, 2): ("24x40", "1x1", "8x8", "13x37", "130x264", "0x16", "16x0", "1x40", "40x1", "300x33"),
+    (False, 2): ("24x40", "1x1", "8x8", "13x37", "130x264", "0x16", "16x0", "1x40", "40x1", "300x33", "48x80"),
     (False, 3): (
         *("16x32x24", "1x1x1", "13x37x29", "8x16x24", "33x1x17", "1x64x1", "0x16x16", "16x0x16"),
-        *("16x16x0", "128x128x128", "130x264x72"),
+        *("16x16x0", "128x128x128", "130x264x72", "48x80x144"),
     ),
 }
 
@@ -37,6 +42,12 @@ def shapes_of(schema: OpSchema) -> tuple[str, ...]:
     """
     leading, symbols = _symbols(schema, _first_variant(schema))
     return _SHAPES[leading, len(symbols)]
+
+
+def in_whole_blocks(shape: str) -> bool:
+    """Whether NVFP4's blocks divide ``[M, K]`` of that shape in both directions."""
+    sizes = [int(size) for size in shape.split("x") if size != "scalar"]
+    return len(sizes) > 1 and sizes[-1] % BLOCK == 0 and math.prod(sizes[:-1]) % BLOCK == 0
 
 
 def operand_shapes(schema: OpSchema, shape: str, variant: object) -> dict[str, tuple[int, ...]]:

@@ -25,6 +25,8 @@ FILLED = WORKSPACE = 1 << 20
 BF16, E4M3, E5M2 = 3, 4, 5
 TRANSPOSED, SAME = 0, 1
 TENSOR, CURRENT, VECTORS, SQUARES, MXFP8 = 1, 2, 3, 4, 5
+NVFP4, NVFP4_SQUARES, HADAMARD, MTFP8_VECTORS, MTFP8_SQUARES = 6, 7, 8, 9, 10
+BY_CHANCE = 64
 
 
 def _up(size: int, block: int) -> int:
@@ -40,7 +42,7 @@ def cast_calls(rows: int, cols: int) -> list[tuple[str, dict[str, object], dict[
     for order in (TRANSPOSED, SAME):
         calls.append(("quantize", {"columnwise_order": order}, one))
         calls.append(("quantize_current", {"columnwise_order": order}, found))
-        for mode, down, across, width in ((VECTORS, 128, 128, 4), (MXFP8, 32, 32, 1)):
+        for mode, down, across, width in ((VECTORS, 128, 128, 4), (MTFP8_VECTORS, 128, 128, 4), (MXFP8, 32, 32, 1)):
             strides = {"rowwise_scale_row_stride": _up(cols, across), "columnwise_scale_row_stride": cols}
             scales = {
                 "rowwise_scale_inv": width * rows * _up(cols, across),
@@ -49,12 +51,29 @@ def cast_calls(rows: int, cols: int) -> list[tuple[str, dict[str, object], dict[
             calls.append(("quantize_blocks", {"mode": mode, "columnwise_order": order, **strides}, {**size, **scales}))
     squares = {name: 4 * _up(rows, 128) * _up(cols, 128) for name in ("rowwise_scale_inv", "columnwise_scale_inv")}
     strides = {"rowwise_scale_row_stride": _up(cols, 128), "columnwise_scale_row_stride": _up(cols, 128)}
-    calls.append(("quantize_blocks", {"mode": SQUARES, **strides}, {**size, **squares}))
+    modes = (SQUARES, MTFP8_SQUARES)
+    calls += [("quantize_blocks", {"mode": mode, **strides}, {**size, **squares}) for mode in modes]
     calls.append(("dequantize", {"output_dtype": BF16}, {"output": 2 * rows * cols}))
     calls.append(("transpose", {"element_bytes": 2}, {"output": 2 * rows * cols}))
     calls.append(("amax", {}, {"amax": 4}))
     calls.append(("compute_scale", {}, {"scale": 4 * 5, "scale_inv": 4 * 5}))
     calls.append(("update_delayed_scale", {}, {}))
+    return calls
+
+
+def nvfp4_calls() -> list[tuple[str, dict[str, object], dict[str, int]]]:
+    """Casts to and from NVFP4, of shapes without padding between the scales: it is never written."""
+    calls: list[tuple[str, dict[str, object], dict[str, int]]] = []
+    for rows, cols, copies in ((128, 256, ("rowwise", "columnwise")), (128, 192, ("rowwise",))):
+        shape, halves = {"rows": rows, "cols": cols}, {"data": rows * cols // 2, "scale_inv": rows * cols // 16 + 4}
+        sizes = {f"{copy}_{part}": size for copy in copies for part, size in halves.items()}
+        left_out = {f"columnwise_{part}": 0 for part in halves if "columnwise" not in copies}
+        for mode, flags in ((NVFP4, 0), (NVFP4, BY_CHANCE), (NVFP4_SQUARES, 0), (HADAMARD, 0), (HADAMARD, BY_CHANCE)):
+            seed = {"seed_low": 5, "seed_high": 7} if flags else {}
+            calls.append(("quantize_nvfp4", {"mode": mode, "flags": flags, **shape, **seed, **left_out}, sizes))
+        for mode, copy in ((NVFP4, 0), (HADAMARD, 1)):
+            decoded = {"mode": mode, "copy": copy, "output_dtype": BF16, **shape}
+            calls.append(("dequantize_nvfp4", decoded, {"output": 2 * rows * cols}))
     return calls
 
 
@@ -171,7 +190,7 @@ def main() -> None:
         library.configure_emulator(1, 32, -1)
     caller = Caller(library, DeviceMemory(options.runtime) if options.runtime else HostMemory(), options.fill)
     for shape in SHAPES:
-        for entry, changes, results in cast_calls(*shape) + other_calls(*shape):
+        for entry, changes, results in cast_calls(*shape) + nvfp4_calls() + other_calls(*shape):
             print(shape, entry, changes, caller.call(entry, changes, results, shape))
 
 

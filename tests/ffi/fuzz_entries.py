@@ -23,6 +23,7 @@ MOST = 40  # of a size that is carried out
 BUFFER = 1 << 20  # holds MOST * MOST elements with every stride that is offered, and room behind them
 BUFFERS = 30
 SIZES = (0, 1, 2, 7, 8, 16, 31, 32, 33, MOST)
+SIZES_OF_BLOCKS = (0, 16, 32)  # NVFP4 takes multiples of 16 alone
 SIZES_OF_FOUR = (0, 1, 2, 7, 8, 16, 17, 20)  # for entries whose tensors have four sizes
 HOSTILE_SIZES = (-1, -(2**63), 2**60, 2**61, 2**63 - 1)
 OPTIONAL = (
@@ -37,7 +38,7 @@ OPTIONAL = (
 NUMBERS = (0.0, 1.0, -1.0, 1e-5, 448.0, 57344.0, 7.0, 1e300, -1e300, float("inf"), float("-inf"), float("nan"))
 LAST_CODE = {
     "dtype": 6,
-    "mode": 6,
+    "mode": 10,
     "order": 1,
     "copy": 2,
     "layout": 2,
@@ -110,6 +111,10 @@ class Caller:
         self.dtype = self.random.randint(1, 3)
         self.sizes = SIZES_OF_FOUR if entry.startswith("softmax") else SIZES
         self.copies = self.random.choice((("rowwise",), ("columnwise",), ("rowwise", "columnwise")))
+        self.fp4 = entry.endswith("nvfp4") or (entry == "gemm" and self.tame and self.random.random() < 0.2)
+        if self.tame and self.fp4:
+            self.sizes = SIZES_OF_BLOCKS
+        self.by_chance = self.random.random() < 0.5
         self.quantized = {"a": self.random.random() < 0.5, "b": self.random.random() < 0.5}  # operands of a gemm
         self.entry = entry
         arguments = [self.argument(entry, kind, name) for kind, name in self.entries[entry]]
@@ -128,7 +133,7 @@ class Caller:
         if kind == "double":
             return self.number(name)
         if kind == "uint32_t":
-            return self.flags()
+            return self.seed_half() if name.startswith("seed") else self.flags()
         return self.size(name) if kind == "int64_t" else self.code(name)
 
     def is_hostile(self, factor: int = 1) -> bool:
@@ -154,13 +159,20 @@ class Caller:
     def flags(self) -> int:
         if self.is_hostile():
             return self.random.getrandbits(32)
-        return 0 if self.tame else self.random.choice((0, 1, 2, 4, 64))
+        if self.tame and self.fp4 and self.by_chance:
+            return {"quantize_nvfp4": 64, "dequantize_nvfp4": 128}.get(self.entry, 0)
+        return 0 if self.tame else self.random.choice((0, 1, 2, 4, 64, 128))
+
+    def seed_half(self) -> int:
+        return self.random.getrandbits(32) if self.by_chance or self.is_hostile() else 0
 
     def size(self, name: str) -> int:
         if name == "workspace_size":
             return BUFFER // 2 if self.tame else self.random.choice((0, 2047, BUFFER // 2))
         if self.is_hostile():
             return self.random.choice(HOSTILE_SIZES)
+        if self.tame and self.fp4 and name.endswith("stride"):
+            return 0
         return self.random.choice((-1, 0, 3)) if name.startswith("window") else self.random.choice(self.sizes)
 
     def code(self, name: str) -> int:
@@ -169,7 +181,9 @@ class Caller:
         if self.tame and self.entry == "gemm" and name[:2] in ("a_", "b_"):
             return self.operand_code(name[2:], self.quantized[name[0]])
         if self.tame and self.entry == "quantize_blocks" and name == "mode":
-            return self.random.randint(3, 5)
+            return self.random.choice((3, 4, 5, 9, 10))
+        if self.tame and self.entry.endswith("nvfp4"):
+            return {"mode": self.random.randint(6, 8), "copy": self.random.randint(0, 1)}.get(name, self.dtype)
         if name.endswith("dtype"):
             fp8 = name in ("output_dtype", "data_dtype") and self.random.random() < 0.6
             return self.random.choice((4, 5)) if fp8 else self.random.choice((self.dtype, self.random.randint(0, 6)))
@@ -178,8 +192,10 @@ class Caller:
 
     def operand_code(self, name: str, quantized: bool) -> int:
         """A code of a gemm's operand, plain or quantized as a whole."""
-        first, last = {"dtype": (4, 5), "copy": (0, 2), "mode": (1, 5)}[name]
-        return self.random.randint(first, last) if quantized else self.dtype if name == "dtype" else 0
+        choices = {"dtype": (4, 5), "copy": (0, 1, 2), "mode": (1, 2, 3, 4, 5, 9, 10)}[name]
+        if self.fp4:
+            choices = {"dtype": (6,), "copy": (0, 1), "mode": (6, 7, 8)}[name]
+        return self.random.choice(choices) if quantized else self.dtype if name == "dtype" else 0
 
     def host_array(self, entry: str, kind: str, name: str) -> int:
         """Memory of the host that an entry reads or writes through a pointer."""
@@ -190,7 +206,8 @@ class Caller:
             call = call_type.from_buffer_copy(self.random.randbytes(ctypes.sizeof(call_type)))
             for field, field_type in call_type._fields_:
                 if not self.is_hostile(3):
-                    setattr(call, field, self.random.randint(0, 18 if field == "op" else 3))
+                    last = 18 if field == "op" else 10 if field.endswith("mode") else 6 if "dtype" in field else 3
+                    setattr(call, field, self.random.randint(0, last))
                 del field_type
             call.struct_size = self.random.choice((0, 4, 8, 40, ctypes.sizeof(call)))
             self.kept = call

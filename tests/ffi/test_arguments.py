@@ -80,10 +80,29 @@ def transpose_arguments(**changes):
     return list((arguments | changes).values())
 
 
+def nvfp4_arguments(**changes):
+    arguments = {
+        "input": torch.ones(32, 16), "input_dtype": 1, "rows": 32, "cols": 16, "mode": "MODE_NVFP4", "flags": 0,
+        "seed_low": 0, "seed_high": 0, "rowwise_data": bytes_like(32, 8), "rowwise_scale_inv": torch.zeros(129),
+        "columnwise_data": None, "columnwise_scale_inv": None, "workspace": torch.empty(1024), "workspace_size": 4096,
+        "stream": 0,
+    }  # fmt: skip
+    return list((arguments | changes).values())
+
+
+def nvfp4_decoding_arguments(**changes):
+    arguments = {
+        "data": bytes_like(32, 8), "rows": 32, "cols": 16, "copy": 0, "mode": "MODE_NVFP4",
+        "scale_inv": torch.zeros(129), "flags": 0, "output": torch.empty(32, 16), "output_dtype": 1, "stream": 0,
+    }  # fmt: skip
+    return list((arguments | changes).values())
+
+
 MAKERS = {
     "quantize": quantize_arguments, "quantize_current": current_arguments, "quantize_blocks": block_arguments,
     "dequantize": dequantize_arguments, "amax": amax_arguments, "compute_scale": scale_arguments,
-    "update_delayed_scale": update_arguments, "transpose": transpose_arguments,
+    "update_delayed_scale": update_arguments, "transpose": transpose_arguments, "quantize_nvfp4": nvfp4_arguments,
+    "dequantize_nvfp4": nvfp4_decoding_arguments,
 }  # fmt: skip
 NAN = float("nan")
 
@@ -109,7 +128,7 @@ REFUSED = [
     ("quantize_current", {"epsilon": -1.0}, "INVALID_ARGUMENT", "epsilon is -1"),
     ("quantize_current", {"flags": 1}, "INVALID_ARGUMENT", "flags are 0x1"),
     ("quantize_blocks", {"mode": 1}, "INVALID_ARGUMENT", "mode is 1"),
-    ("quantize_blocks", {"mode": "MODE_NVFP4"}, "UNSUPPORTED", "NVFP4"),
+    ("quantize_blocks", {"mode": "MODE_NVFP4"}, "INVALID_ARGUMENT", "accepted by quantize_nvfp4"),
     ("quantize_blocks", {"row_stride": 0}, "INVALID_ARGUMENT", "row stride is 0"),
     ("quantize_blocks", {"row_stride": 2**62}, "SIZE_OVERFLOW", "row stride"),
     ("quantize_blocks", {"rowwise_scale_inv": None}, "INVALID_ARGUMENT", "rowwise_scale_inv is null"),
@@ -117,9 +136,26 @@ REFUSED = [
     ("quantize_blocks", {"mode": "MODE_MXFP8", "epsilon": 1.0}, "INVALID_ARGUMENT", "epsilon"),
     ("quantize_blocks", {"mode": "MODE_MXFP8", "flags": 2}, "INVALID_ARGUMENT", "flags"),
     ("dequantize", {"mode": 0}, "INVALID_ARGUMENT", "mode is 0"),
-    ("dequantize", {"mode": 6}, "UNSUPPORTED", "NVFP4"),
+    ("dequantize", {"mode": 6}, "INVALID_ARGUMENT", "accepted by dequantize_nvfp4"),
     ("dequantize", {"copy": 3}, "INVALID_ARGUMENT", "copy is 3"),
     ("dequantize", {"output": None}, "INVALID_ARGUMENT", "output is null"),
+    ("quantize_blocks", {"mode": "MODE_MTFP8_1X128", "flags": 2}, "INVALID_ARGUMENT", "flags"),
+    ("quantize_blocks", {"mode": "MODE_MTFP8_128X128", "epsilon": 1.0}, "INVALID_ARGUMENT", "epsilon"),
+    ("quantize_nvfp4", {"rows": 24}, "INVALID_ARGUMENT", "multiples of 16"),
+    ("quantize_nvfp4", {"cols": 2**59}, "SIZE_OVERFLOW", "less than 2^60"),
+    ("quantize_nvfp4", {"mode": "MODE_MXFP8"}, "INVALID_ARGUMENT", "mode is 5"),
+    ("quantize_nvfp4", {"mode": "MODE_NVFP4_16X16", "flags": 64}, "INVALID_ARGUMENT", "flags are 0x40"),
+    ("quantize_nvfp4", {"seed_high": 1}, "INVALID_ARGUMENT", "without TE_HAL_FLAG_BY_CHANCE"),
+    ("quantize_nvfp4", {"rowwise_data": None}, "INVALID_ARGUMENT", "rowwise_data is null"),
+    ("quantize_nvfp4", {"rowwise_scale_inv": None}, "INVALID_ARGUMENT", "both null"),
+    ("quantize_nvfp4", {"rowwise_scale_inv": X.data_ptr() + 2}, "MISALIGNED", "rowwise_scale_inv is 0x"),
+    ("quantize_nvfp4", {"rowwise_data": X, "rowwise_scale_inv": X.data_ptr()}, "OVERLAP", "rowwise_"),
+    ("quantize_nvfp4", {"workspace_size": 4095}, "WORKSPACE_TOO_SMALL", "4096 or more"),
+    ("dequantize_nvfp4", {"copy": 2}, "INVALID_ARGUMENT", "copy is 2"),
+    ("dequantize_nvfp4", {"mode": 1}, "INVALID_ARGUMENT", "mode is 1"),
+    ("dequantize_nvfp4", {"flags": 1}, "INVALID_ARGUMENT", "flags are 0x1"),
+    ("dequantize_nvfp4", {"cols": 8}, "INVALID_ARGUMENT", "multiples of 16"),
+    ("dequantize_nvfp4", {"scale_inv": None}, "INVALID_ARGUMENT", "scale_inv is null"),
     ("amax", {"amax": None}, "INVALID_ARGUMENT", "amax is null"),
     ("amax", {"amax": X}, "OVERLAP", "input and amax"),
     ("amax", {"count": -5}, "INVALID_ARGUMENT", "count is -5"),
@@ -175,6 +211,10 @@ def test_supports_answers_yes_or_no_with_a_sentence(host_library):
     assert ask(host_library, **quantize) == 0
     assert ask(host_library, **quantize | {"output_mode": 6}) == host_library.codes["UNSUPPORTED"]
     assert "NVFP4" in host_library.last_error()
+    assert ask(host_library, **quantize | {"output_mode": 6, "output_dtype": 6}) == 0
+    hadamard = quantize | {"output_mode": 8, "output_dtype": 6, "input_dtype": 1}
+    assert ask(host_library, **hadamard, flags=host_library.codes["FLAG_ROWWISE"]) == 0
+    assert ask(host_library, **hadamard, flags=host_library.codes["FLAG_COLUMNWISE"]) != 0
     assert ask(host_library, **quantize | {"output_dtype": 3}) == host_library.codes["UNSUPPORTED"]
 
 
@@ -187,6 +227,22 @@ def test_workspace_bytes_is_negative_for_what_makes_no_sense(host_library):
     assert host_library.call("workspace_bytes", "OP_AMAX", 0, 1, 0, 100, 1) == 2048
     assert host_library.call("workspace_bytes", 99, 0, 1, 0, 100, 1) == -host_library.codes["INVALID_ARGUMENT"]
     assert host_library.call("workspace_bytes", 2, 0, 1, 0, BIG, BIG) == -host_library.codes["SIZE_OVERFLOW"]
+
+
+def test_hadamards_transform_takes_bf16_alone(host_library):
+    columnwise = {"columnwise_data": bytes_like(16, 16), "columnwise_scale_inv": torch.zeros(129)}
+    arguments = nvfp4_arguments(mode="MODE_NVFP4_HADAMARD", **columnwise)
+
+    assert host_library.call("quantize_nvfp4", *arguments) == host_library.codes["UNSUPPORTED"]
+    assert "takes bf16 alone" in host_library.last_error()
+
+
+def test_an_nvfp4_tensor_without_elements_has_an_amax_of_zero(host_library):
+    scale_inv = torch.full((1,), 7.0)
+    arguments = nvfp4_arguments(cols=0, input=None, rowwise_data=None, rowwise_scale_inv=scale_inv)
+
+    assert host_library.call("quantize_nvfp4", *arguments) == 0
+    assert scale_inv.item() == 0.0
 
 
 def test_errors_belong_to_the_thread_that_made_them(host_library):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from example_calls import ALL_CALLS, arguments, call_id
 
+from te_hal.ffi import capability
 from te_hal.ffi.binding import binding
 from te_hal.ffi.capability import _DESCRIPTIONS, ask
 from te_hal.ffi.devices import HOST
@@ -67,11 +68,14 @@ def test_any_other_status_is_a_no_as_well(status: int, stub: Callable[..., Path]
     assert ask(over(stub(STATUS=status)), gemm(BF16, BF16)).code is Code.NO_KERNEL
 
 
-def test_a_scaling_mode_without_marshalling_is_refused_without_asking(stub: Callable[..., Path]) -> None:
+def test_a_scaling_mode_without_marshalling_is_refused_without_asking(
+    stub: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capability, "MARSHALLED", frozenset({ScalingMode.TENSOR}))
     native = over(stub())
-    answer = ask(native, gemm(kind(E4M3, mode=ScalingMode.NVFP4), BF16))
+    answer = ask(native, gemm(kind(E4M3, mode=ScalingMode.MXFP8), BF16))
     assert answer.code is Code.MODE
-    assert "nvfp4" in answer.sentence
+    assert "mxfp8" in answer.sentence
     assert native_stub.calls(native.library.path) == []
 
 

@@ -12,6 +12,11 @@ HERE = Path(__file__).resolve().parent
 #: Of the runs on the sanitizers' build, together.
 SECONDS = float(os.environ.get("KERNEL_TEST_FUZZ_SECONDS", "60"))
 SEEDS = (2, 3)
+#: Entries that a few seconds get past the checks of.
+FREQUENT = (
+    *("quantize", "quantize_blocks", "dequantize", "amax", "transpose"),
+    *("quantize_nvfp4", "dequantize_nvfp4", "gemm"),
+)
 BEYOND = """
 import sys, torch
 from native_table import Library
@@ -43,7 +48,7 @@ def test_a_few_seconds_of_random_calls_end_in_documented_statuses(tmp_path):
     counts = fuzz(host_library_path(), 5, 1, tmp_path)
 
     assert all(refused > 0 for _, refused in counts.values())
-    assert all(counts[entry][0] > 0 for entry in ("quantize", "quantize_blocks", "dequantize", "amax", "transpose"))
+    assert all(counts[entry][0] > 0 for entry in FREQUENT)
 
 
 @pytest.mark.slow

@@ -21,6 +21,8 @@ import te_hal.backends.cpu_reference.cast as reference
 from te_hal.backends.cpu_reference.delayed_scale import update_delayed_scale
 from te_hal.ffi.sources import EMULATOR_SOURCES, FOLDER
 from te_hal.ffi.toolchains import TOOLCHAINS
+from te_hal.schema.block_scales import block_copy
+from te_hal.schema.formats import ScalingMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +52,21 @@ extern "C" __attribute__((visibility("default"))) const te_hal_api* te_hal_get_a
     return &api;
 }
 """
+_NVFP4_LIBRARY = """
+#include "library/first.h"
+#include "kernels/amax.mu"
+#include "kernels/nvfp4_entries.mu"
+#include "library/device_entries.mu"
+extern "C" __attribute__((visibility("default"))) const te_hal_api* te_hal_get_api(uint32_t) {
+    static te_hal_api api = {};
+    api.struct_size = TE_HAL_API_SIZE;
+    api.last_error = &te::last_error;
+    api.configure_emulator = &te::configure_emulator;
+    api.quantize_nvfp4 = &te::quantize_nvfp4;
+    return &api;
+}
+"""
+_TEXTS = (_SMALL_LIBRARY, _NVFP4_LIBRARY)
 # Bytes after a result: more than one block of threads writes.
 _BEHIND = 3 * 8192
 _FLAGS = ("-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-U_FORTIFY_SOURCE")
@@ -133,6 +150,26 @@ def mxfp8_right(library: Library) -> bool:
     return blocks_right(library, "MODE_MXFP8")
 
 
+def nvfp4_right(library: Library, mode: ScalingMode = ScalingMode.NVFP4_HADAMARD) -> bool:
+    x = tensor_of((144, 272), torch.bfloat16, special=False)
+    expected = reference.quantize(x, dtype=torch.uint8, mode=mode, columnwise=True)
+    row, row_scales, column, column_scales = (t.clone().fill_(0xAA) for t in expected.tensors())
+    room = bytes_like(column.numel() + _BEHIND)  # what lies behind the codes must stay as it is
+    column = room[: column.numel()].view(column.shape)
+    library.quantize_nvfp4(
+        *(x, "BFLOAT16", 144, 272, f"MODE_{mode.value.upper()}", 0, 0, 0),
+        *(row, row_scales, column, column_scales, torch.empty(1024), 4096, 0),
+    )
+    made = expected.with_tensors((row, row_scales, column, column_scales))
+    pairs = [[block_copy(storage, rowwise=rowwise) for storage in (made, expected)] for rowwise in (True, False)]
+    equal = [torch.equal(a.codes, b.codes) and torch.equal(a.grid, b.grid) for a, b in pairs]
+    return all(equal) and bool((room[column.numel() :] == 0xAA).all())
+
+
+def nvfp4_squares_right(library: Library) -> bool:
+    return nvfp4_right(library, ScalingMode.NVFP4_16X16)
+
+
 def histories_right(library: Library) -> bool:
     history, scale = torch.rand(600, 3) + 1.0, torch.ones(3)
     expected_history, expected_scale = history.clone(), scale.clone()
@@ -199,6 +236,20 @@ BUGS = {
         "cast.mu", "store_codes<false>(target.rowwise + at, codes, count - at)",
         "store_codes<false>(target.rowwise + at, codes, 8)", odd_tails_right,
     ),
+    "codes_of_columns_read_before_all_are_written": Bug(
+        "nvfp4_cast.mu", "        TE_SYNC();\n        write_strip", "        write_strip", nvfp4_right
+    ),
+    "partial_maxima_overwritten_while_they_are_read": Bug(
+        "nvfp4_cast.mu", "target.transformed_count, shared.of_transformed", "target.transformed_count, shared.of_input",
+        nvfp4_right,
+    ),
+    "exchange_for_the_strips_inside_alone": Bug(
+        "nvfp4_cast.mu", "target.square ? four_lanes_max(strip", "target.square && place.inside ? four_lanes_max(strip",
+        nvfp4_squares_right, "an exchange in divergent code",
+    ),
+    "columns_written_past_the_end": Bug(
+        "nvfp4_cast.mu", "const int64_t count = step.inside ? 8 : 0;", "const int64_t count = 8;", nvfp4_right
+    ),
     "tail_left_out": Bug(
         "amax.mu", "const int64_t octets = (count + 7) / 8;", "const int64_t octets = count / 9;", amax_right
     ),
@@ -218,19 +269,19 @@ def emulator_objects(tmp_path_factory) -> list[str]:
     return [str(folder / f"{source.stem}.o") for source in EMULATOR_SOURCES]
 
 
-def compile_with(bug: Bug | None, folder: Path, objects: list[str]) -> Library:
-    """The small library with one bug, or none."""
+def compile_with(bug: Bug | None, folder: Path, objects: list[str], text: str) -> Library:
+    """A small library with one bug, or none."""
     for part in ("include", "kernels", "library", "emulator"):
         shutil.copytree(FOLDER / part, folder / part)
     if bug is not None:
         file = folder / "kernels" / bug.file
-        text = file.read_text(encoding="utf-8")
-        assert bug.text in text, f"{bug.file} no longer has the text that this bug replaces"
-        file.write_text(text.replace(bug.text, bug.becomes), encoding="utf-8")
+        source = file.read_text(encoding="utf-8")
+        assert bug.text in source, f"{bug.file} no longer has the text that this bug replaces"
+        file.write_text(source.replace(bug.text, bug.becomes), encoding="utf-8")
     if bug is not None and bug.says == "bytes of shared memory":
         portable = folder / "kernels" / "portable.muh"  # the limit at compile time would catch it before
         portable.write_text(portable.read_text(encoding="utf-8").replace("24 * 1024", "64 * 1024"), encoding="utf-8")
-    (folder / "small.cpp").write_text(_SMALL_LIBRARY, encoding="utf-8")
+    (folder / "small.cpp").write_text(text, encoding="utf-8")
     library = folder / "libsmall.so"
     compiler = str(TOOLCHAINS["host"].find())
     command = [compiler, *_FLAGS, "-shared", str(folder / "small.cpp"), *objects, "-pthread", "-o", str(library)]
@@ -254,7 +305,8 @@ def shown_by(library: Library, check: Callable[[Library], bool]) -> list[str]:
 def test_a_planted_bug_is_shown(name, tmp_path, emulator_objects):
     bug = BUGS[name]
 
-    shown = shown_by(compile_with(bug, tmp_path, emulator_objects), bug.check)
+    text = _TEXTS[bug.file.startswith("nvfp4")]
+    shown = shown_by(compile_with(bug, tmp_path, emulator_objects, text), bug.check)
 
     if bug.says is None:
         assert "wrong results" in shown
@@ -263,7 +315,8 @@ def test_a_planted_bug_is_shown(name, tmp_path, emulator_objects):
 
 
 def test_without_a_bug_every_check_passes(tmp_path, emulator_objects):
-    library = compile_with(None, tmp_path, emulator_objects)
+    libraries = [compile_with(None, tmp_path / str(n), emulator_objects, text) for n, text in enumerate(_TEXTS)]
 
-    for check in {bug.check for bug in BUGS.values()}:
+    for check, is_fp4 in {(bug.check, bug.file.startswith("nvfp4")) for bug in BUGS.values()}:
+        library = libraries[is_fp4]
         assert shown_by(library, check) == ["", "", ""], check.__name__

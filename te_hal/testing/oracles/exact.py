@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from te_hal.schema.formats import ScalingMode, element_format
-from te_hal.testing.oracles import cast
+from te_hal.schema.formats import ScalingMode, code_format, element_format
+from te_hal.schema.nvfp4_layout import NVFP4_MODES
+from te_hal.testing.oracles import cast, nvfp4
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +43,7 @@ def _compute_scale(given: dict[str, Any]) -> Results:
 
 
 def _quantize(given: dict[str, Any]) -> Results:
-    fmt, mode = element_format(given["dtype"]), ScalingMode(given["mode"])
+    fmt, mode = code_format(given["dtype"]), ScalingMode(given["mode"])
     scale = None if given["scale"] is None else _F32(given["scale"].item())
     settings = {"amax_epsilon": given["amax_epsilon"], "power_of_2": given["power_of_2"]}
     results = _copies(given, fmt, mode, scale, settings)
@@ -67,18 +68,22 @@ def _copies(
     settings: dict[str, Any],
 ) -> Results:
     values = cast.as_rows(given["input"])
-    copies = {
-        rowwise: cast.quantized(values, given["input"].dtype, fmt, mode, scale=scale, rowwise=rowwise, **settings)
-        for rowwise, wanted in ((True, given["rowwise"]), (False, given["columnwise"]))
-        if wanted
-    }
+    copies: dict[bool, Any] = {}
+    for rowwise, wanted in ((True, given["rowwise"]), (False, given["columnwise"])):
+        if wanted and mode in NVFP4_MODES:
+            copies[rowwise] = nvfp4.quantized(values, mode, rowwise=rowwise, seed=given["rounding_seed"])
+        elif wanted:
+            copies[rowwise] = cast.quantized(
+                values, given["input"].dtype, fmt, mode, scale=scale, rowwise=rowwise, **settings
+            )
     return {"output": copies} if given["out"] is None else {"output": copies, "out": copies}
 
 
 def _dequantize(given: dict[str, Any]) -> Results:
     storage = given["input"]
     dtype = given["out_dtype"] or storage.dtype
-    values = torch.from_numpy(cast.dequantized(storage)).reshape(storage.shape)
+    decode = nvfp4.dequantized if storage.mode in NVFP4_MODES else cast.dequantized
+    values = torch.from_numpy(decode(storage)).reshape(storage.shape)
     return {"output": values.to(dtype)}
 
 

@@ -1,4 +1,4 @@
-"""float64 oracles of the gemm family (G1 to G5, B5)."""
+"""float64 oracles of the gemm family (G1 to G5, B5, NV8)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
+from te_hal.schema.nvfp4_layout import NVFP4_MODES
 from te_hal.schema.storage import QuantizedStorage
-from te_hal.testing.oracles import cast
+from te_hal.testing.oracles import cast, nvfp4
 from te_hal.testing.oracles.bounded import Due, oracle
 
 #: Whether the rowwise copies of a and b have their blocks along the sum.
@@ -17,6 +18,9 @@ _FLUSHED = 2.0**-126
 
 
 def _values(operand: torch.Tensor | QuantizedStorage, *, rowwise: bool) -> torch.Tensor:
+    if isinstance(operand, QuantizedStorage) and operand.mode in NVFP4_MODES:
+        values, factor = nvfp4.operand(operand, rowwise=rowwise)
+        return torch.from_numpy(values) * factor
     if isinstance(operand, QuantizedStorage):
         return torch.from_numpy(cast.dequantized(operand, rowwise=rowwise)).double()
     return operand.double()

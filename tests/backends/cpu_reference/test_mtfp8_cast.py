@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING
 
-import block_oracle
 import ml_dtypes
+import mtfp8_by_hand
 import numpy as np
 import pytest
 import torch
@@ -21,24 +20,6 @@ if TYPE_CHECKING:
 ROW, SQUARE = ScalingMode.MTFP8_1X128, ScalingMode.MTFP8_128X128
 CODES = {"E4M3": ml_dtypes.float8_e4m3fn, "E5M2": ml_dtypes.float8_e5m2}
 SETTINGS = {"rowwise": True, "columnwise": True, "columnwise_order": "same"}
-
-
-def by_hand(
-    x: torch.Tensor, mode: ScalingMode, format: ElementFormat, *, rowwise: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Codes ``[M, K]`` and scale_inv, block by block."""
-    given = x.float().numpy()
-    down, along = (128, 128) if mode is SQUARE else (1, 128) if rowwise else (128, 1)
-    counts = -(-given.shape[0] // down), -(-given.shape[1] // along)
-    codes, scales = np.zeros(given.shape, np.uint8), np.zeros(counts, np.float32)
-    for i, j in itertools.product(*map(range, counts)):
-        part = (slice(i * down, (i + 1) * down), slice(j * along, (j + 1) * along))
-        amax = max(block_oracle.block_amax(given[part]), np.float32(1e-15))
-        scales[i, j] = amax * np.float32(1.0 / format.max)
-        with np.errstate(all="ignore"):
-            scaled = np.clip(given[part] / scales[i, j], -format.max, format.max)
-        codes[part] = np.where(np.isnan(scaled), 0x7F, scaled.astype(CODES[format.name]).view(np.uint8))
-    return codes, scales
 
 
 def cast(x: torch.Tensor, mode: ScalingMode, format: ElementFormat = E4M3) -> QuantizedStorage:
@@ -57,7 +38,7 @@ def test_both_copies_are_those_of_loops_over_blocks(dtype, shape, mode, format):
         (True, storage.rowwise_data, storage.rowwise_scale_inv),
         (False, storage.columnwise_data, storage.columnwise_scale_inv),
     ):
-        expected, scales = by_hand(x, mode, format, rowwise=rowwise)
+        expected, scales = mtfp8_by_hand.cast(x, mode, format, rowwise=rowwise)
         assert scale_inv.numpy().tobytes() == scales.tobytes()
         assert np.array_equal(codes.numpy(), expected)
 
@@ -91,7 +72,7 @@ def test_a_block_of_zeros_in_fp16_is_zero_and_not_nan():
 @pytest.mark.parametrize("mode", [ROW, SQUARE])
 def test_dequantizing_is_the_code_times_its_factor(mode):
     x = torch.randn(130, 260)
-    codes, scales = by_hand(x, mode, E4M3, rowwise=True)
+    codes, scales = mtfp8_by_hand.cast(x, mode, E4M3, rowwise=True)
     down = 128 if mode is SQUARE else 1
     factors = scales.repeat(down, 0)[:130].repeat(128, 1)[:, :260]
     values = codes.view(CODES["E4M3"]).astype(np.float32) * factors

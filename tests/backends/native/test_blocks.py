@@ -15,7 +15,7 @@ from native_backends import same
 import te_hal
 from te_hal import ops
 from te_hal.schema.errors import UnsupportedError
-from te_hal.schema.formats import E2M1, E4M3, E5M2, FLOATS, ColumnwiseOrder, ElementFormat, ScalingMode
+from te_hal.schema.formats import E4M3, E5M2, FLOATS, ColumnwiseOrder, ElementFormat, ScalingMode
 from te_hal.schema.gemm import GEMM, LAYOUTS
 
 if TYPE_CHECKING:
@@ -257,8 +257,3 @@ def test_families_do_not_mix(pair: tuple[ScalingMode, ScalingMode], native: Nati
         operands = [ops.quantize(x, s, dtype=E4M3.dtype, mode=m) for s, m in zip(scales, pair, strict=True)]
     with native.use(), pytest.raises(UnsupportedError, match="quantize both by one recipe"):
         ops.gemm(*(native.put(storage) for storage in operands))
-
-
-def test_nvfp4_is_refused_by_name(native: NativeBackend) -> None:
-    with native.use(), pytest.raises(UnsupportedError, match="'nvfp4' is not built yet"):
-        ops.quantize(native.put(torch.ones(32, 32)), dtype=E2M1.dtype, mode=ScalingMode.NVFP4)
