@@ -145,7 +145,7 @@ def attention_call(module: Attention, label: str, given: dict[str, Any], found: 
         windowed=not (window == EVERYTHING or (window == (-1, 0) and _is_zero(visibility.offset))),
         masked=masked,
         mask_tensor=packed or masked or in_tensor,
-        sees_something=visibility.sees_something(queries, keys),
+        sees_something=not packed and visibility.sees_something(queries, keys),
         empty=0 in sizes or not (query.numel() and key.numel()),
         packed=packed,
         bias=bias.type,

@@ -43,7 +43,8 @@ class AttentionKey(NamedTuple):
         windowed: keys are hidden that are far from the query, or a diagonal is in force that torch does not know.
         masked: whether a mask tensor hides keys, that of packed sequences aside.
         mask_tensor: whether softmax_fwd gets a mask tensor, which may hold the window, too.
-        sees_something: every query is known to see a key.
+        sees_something: every query is known to see a key. One that sees none gives 0, but NaN or 0 by version in
+            torch's kernels: they get it with every key to see, and it is set to 0 behind them.
         empty: no queries or no keys at all.
         packed: sequences lie in one row of tokens.
         bias: type of the bias.
@@ -105,12 +106,12 @@ def make_plan(key: AttentionKey) -> AttentionPlan:
 
 def _why_torch(key: AttentionKey) -> str:
     same = "torch's kernels compute the same thing and keep no scores"
-    if key.packed:
+    if key.packed and not key.windowed:
         return f"{same}, sequence by sequence"
-    return f"{same}, under a mask of the window that all heads share" if key.windowed else same
-
-
-_NAN = "leave a query without keys: its result is 0, while torch's kernels give NaN or 0 by version"
+    if key.masked or key.windowed:
+        zeros = "" if key.sees_something else "; queries that see no key are set to 0 behind them"
+        return f"{same}, under a mask tensor{zeros}"
+    return same
 
 
 def _why_written_out(key: AttentionKey) -> str | None:
@@ -126,11 +127,5 @@ def _why_written_out(key: AttentionKey) -> str | None:
         (key.tells_largest, "return_max_logit asks for the largest score, which torch's kernels do not tell"),
         (key.softmax_type != VANILLA, adds),
         (key.bias != NO_BIAS, f"{key.bias} is added in fp32 and may need a gradient, which not all of torch's can"),
-        (key.masked, f"a mask may {_NAN}"),
-        (
-            key.windowed and key.packed,
-            "torch's kernels know no window, and no diagonal but one from the first query and key of a sequence",
-        ),
-        (key.windowed and not key.sees_something, f"a window may {_NAN}"),
     )
     return next((reason for holds, reason in reasons if holds), None)

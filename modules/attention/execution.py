@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from te_hal.modules.attention.call import AttentionCall
     from te_hal.modules.attention.choice import AttentionPlan
+    from te_hal.modules.attention.visibility import Visibility
 
 
 def run(
@@ -37,48 +38,54 @@ def run(
     """
     if plan.choice.implementation != TORCH:
         return _written_out(call, plan, offset, scale, dropout)
-    causal = call.visibility.window == (-1, 0) and not plan.key.windowed
-    kernels = plan.choice.kernels
-    if call.sequences is not None:
+    key, settings = plan.key, torch_kernels.Settings(scale, dropout, plan.choice.kernels)
+    if call.sequences is not None and not key.windowed:
         tensors = (call.query, call.key, call.value)
-        attended = torch_kernels.attend_packed(
-            *tensors, call.sequences, causal=causal, scale=scale, dropout=dropout, kernels=kernels
-        )
-        return attended.flatten(1), None
-    hidden = call.visibility.everything_hidden(call.sizes, call.query.device) if plan.key.windowed else None
-    output = torch_kernels.attend(
-        call.query,
-        call.key,
-        call.value,
-        causal=causal,
-        scale=scale,
-        dropout=dropout,
-        kernels=kernels,
-        hidden=hidden,
-    )
-    return heads_merged(output, call.qkv_format), None
+        causal = call.visibility.window == (-1, 0)
+        return torch_kernels.attend_packed(*tensors, call.sequences, settings, causal=causal).flatten(1), None
+    tensors = _dense(call)
+    if key.windowed or key.masked:
+        hidden = _within(call).everything_hidden(call.sizes, call.query.device)
+        output = torch_kernels.attend_masked(*tensors, hidden, settings, sees_something=key.sees_something)
+    else:
+        output = torch_kernels.attend(*tensors, settings, causal=call.visibility.window == (-1, 0))
+    return _merged(output, call), None
+
+
+def _dense(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values ``[b, h, s, d]``; packed sequences are padded."""
+    if call.sequences is None:
+        return call.query, call.key, call.value
+    queries, keys = call.sequences
+    return queries.padded(call.query), keys.padded(call.key), keys.padded(call.value)
+
+
+def _within(call: AttentionCall) -> Visibility:
+    """Which keys are seen, in packed sequences not those behind their ends."""
+    if call.sequences is None:
+        return call.visibility
+    return call.visibility._replace(hidden=padding_of(*call.sequences).hidden())
+
+
+def _merged(output: torch.Tensor, call: AttentionCall) -> torch.Tensor:
+    """``[b, h, s, d]`` as the module returns it."""
+    if call.sequences is None:
+        return heads_merged(output, call.qkv_format)
+    return call.sequences[0].packed(output, call.query.shape[0]).flatten(1)
 
 
 def _written_out(
     call: AttentionCall, plan: AttentionPlan, offset: torch.Tensor | None, scale: float, dropout: float
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    tensors = (call.query, call.key, call.value)
-    if call.sequences is not None:
-        queries, keys = call.sequences
-        tensors = (queries.padded(call.query), keys.padded(call.key), keys.padded(call.value))
     bias = call.bias.added(call.visibility.offset, *call.sizes[2:]) if plan.key.bias != NO_BIAS else None
     settings = Settings(scale, dropout, _mask(call, plan), plan.key.tells_largest)
-    output, largest = WrittenOut.apply(*tensors, bias, offset, plan, settings)  # type: ignore[no-untyped-call]
-    if call.sequences is not None:
-        return call.sequences[0].packed(output, call.query.shape[0]).flatten(1), largest
-    return heads_merged(output, call.qkv_format), largest
+    output, largest = WrittenOut.apply(*_dense(call), bias, offset, plan, settings)  # type: ignore[no-untyped-call]
+    return _merged(output, call), largest
 
 
 def _mask(call: AttentionCall, plan: AttentionPlan) -> SoftmaxMask:
     """As the plan was made for: the window in a tensor, or by softmax_fwd's own arguments."""
-    visibility, diagonal = call.visibility, call.visibility.diagonal(*call.sizes[2:])
-    if call.sequences is not None:
-        visibility = visibility._replace(hidden=padding_of(*call.sequences).hidden())
+    visibility, diagonal = _within(call), call.visibility.diagonal(*call.sizes[2:])
     apart = plan.key.softmax_type != VANILLA or plan.key.tells_largest
     if diagonal is None or (apart and visibility.window != EVERYTHING):
         return SoftmaxMask(visibility.everything_hidden(call.sizes, call.query.device), "none", EVERYTHING)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -17,44 +17,87 @@ if TYPE_CHECKING:
 _ORDER = threading.Lock()
 
 
+class Settings(NamedTuple):
+    """What every call is made with.
+
+    Attributes:
+        scale: of the scores.
+        dropout: share of probabilities that is dropped.
+        kernels: names in SDPBackend in the order in which torch shall try them, set for this call; empty: torch's own
+            order. The backward uses the kernel of the forward.
+    """
+
+    scale: float
+    dropout: float
+    kernels: tuple[str, ...]
+
+
 def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
+    settings: Settings,
     *,
-    causal: bool,
-    scale: float,
-    dropout: float,
-    kernels: tuple[str, ...],
-    hidden: torch.Tensor | None = None,
+    causal: bool = False,
+    seen: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention in which every query sees a key, differentiable.
+    """Attention in which every query sees a key; differentiable.
 
     Args:
         query: ``[b, h, sq, d]``.
         key: ``[b, g, sk, d]``, g a divisor of h.
         value: ``[b, g, sk, dv]``.
+        settings: the rest.
         causal: hide keys after the query, aligned top left.
-        scale: of the scores.
-        dropout: share of probabilities that is dropped.
-        kernels: names in SDPBackend in the order in which torch shall try them, set for this call; empty: torch's own
-            order. The backward uses the kernel of the forward.
-        hidden: bool, broadcasts to ``[b, h, sq, sk]``, True hides; instead of ``causal``.
+        seen: bool, broadcasts to ``[b, h, sq, sk]``, False hides; instead of ``causal``.
 
     Returns:
         ``[b, h, sq, dv]``.
     """
-    seen = None if hidden is None else ~hidden
-    grouped = query.shape[1] != key.shape[1]
-    if not kernels:
-        return torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=seen, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
-        )
-    order = [SDPBackend.__members__[name] for name in kernels]
+    arguments: dict[str, Any] = {
+        "attn_mask": seen,
+        "dropout_p": settings.dropout,
+        "is_causal": causal,
+        "scale": settings.scale,
+    }
+    arguments["enable_gqa"] = query.shape[1] != key.shape[1]
+    if not settings.kernels:
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, **arguments)
+    order = [SDPBackend.__members__[name] for name in settings.kernels]
     with _ORDER, sdpa_kernel(order, set_priority=True):
-        return torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=seen, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
-        )
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, **arguments)
+
+
+def attend_masked(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    hidden: torch.Tensor | None,
+    settings: Settings,
+    *,
+    sees_something: bool,
+) -> torch.Tensor:
+    """The same under a mask; a query that sees nothing gives 0, and takes and gives no gradient.
+
+    Args:
+        query: as in :func:`attend`.
+        key: as in :func:`attend`.
+        value: as in :func:`attend`.
+        hidden: bool, broadcasts to ``[b, h, sq, sk]``, True hides; None: nothing does.
+        settings: as in :func:`attend`.
+        sees_something: every query is known to see a key.
+
+    Returns:
+        ``[b, h, sq, dv]``.
+    """
+    if hidden is None:
+        return attend(query, key, value, settings)
+    hidden = hidden[(None,) * (query.dim() - hidden.dim())].expand(-1, -1, -1, key.shape[2])
+    if sees_something:
+        return attend(query, key, value, settings, seen=~hidden)
+    nothing = hidden.all(-1, keepdim=True)
+    output = attend(query, key, value, settings, seen=nothing | ~hidden)
+    return output.masked_fill(nothing, 0.0)
 
 
 def attend_packed(
@@ -62,11 +105,9 @@ def attend_packed(
     key: torch.Tensor,
     value: torch.Tensor,
     sequences: tuple[Sequences, Sequences],
+    settings: Settings,
     *,
     causal: bool,
-    scale: float,
-    dropout: float,
-    kernels: tuple[str, ...],
 ) -> torch.Tensor:
     """The same for sequences in one row of tokens, a call for each; waits for the device to know their lengths.
 
@@ -75,10 +116,8 @@ def attend_packed(
         key: ``[tk, g, d]``.
         value: ``[tk, g, dv]``.
         sequences: of queries and of keys.
+        settings: as in :func:`attend`.
         causal: as in :func:`attend`, in each sequence.
-        scale: as in :func:`attend`.
-        dropout: as in :func:`attend`.
-        kernels: as in :func:`attend`.
 
     Returns:
         ``[tq, h, dv]``; 0 between sequences, and where a sequence has no keys.
@@ -88,9 +127,12 @@ def attend_packed(
     for (start, length), (key_start, keys) in zip(of_queries, of_keys, strict=True):
         if not (length and keys):
             continue
-        rows = (query[start : start + length], *(t[key_start : key_start + keys] for t in (key, value)))
-        first = (tensor.transpose(0, 1).unsqueeze(0) for tensor in rows)
-        attended = attend(*first, causal=causal, scale=scale, dropout=dropout, kernels=kernels)
+        own = slice(start, start + length), slice(key_start, key_start + keys)
+        rows, own_keys, values = (
+            tensor[part].transpose(0, 1).unsqueeze(0)
+            for tensor, part in zip((query, key, value), (*own, own[1]), strict=True)
+        )
+        attended = attend(rows, own_keys, values, settings, causal=causal)
         pieces += [_nothing(start - end, query, value), attended[0].transpose(0, 1)]
         end = start + length
     pieces.append(_nothing(query.shape[0] - end, query, value))

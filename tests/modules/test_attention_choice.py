@@ -27,17 +27,11 @@ CHOICES = {
     "causal": ("causal", None, operands(), "torch", "compute the same thing"),
     "causal, other sizes": ("causal", None, operands(4, 7), "torch", "compute the same thing"),
     "bottom right, square": ("causal_bottom_right", None, operands(), "torch", "compute the same thing"),
-    "bottom right": ("causal_bottom_right", None, operands(4, 7), "torch", "under a mask of the window"),
-    "bottom right, fewer keys": (
-        "causal_bottom_right",
-        None,
-        operands(7, 4),
-        "written_out",
-        "a window may leave a query",
-    ),
-    "padding": ("padding", MASK, operands(), "written_out", "may leave a query without keys"),
-    "padding_causal": ("padding_causal", MASK, operands(), "written_out", "may leave a query without keys"),
-    "arbitrary": ("arbitrary", MASK, operands(), "written_out", "may leave a query without keys"),
+    "bottom right": ("causal_bottom_right", None, operands(4, 7), "torch", "under a mask tensor"),
+    "bottom right, fewer keys": ("causal_bottom_right", None, operands(7, 4), "torch", "that see no key are set to 0"),
+    "padding": ("padding", MASK, operands(), "torch", "that see no key are set to 0"),
+    "padding_causal": ("padding_causal", MASK, operands(), "torch", "under a mask tensor"),
+    "arbitrary": ("arbitrary", MASK, operands(), "torch", "under a mask tensor"),
     "no keys": ("no_mask", None, operands(4, 0), "written_out", "no queries or no keys"),
 }
 
@@ -75,7 +69,7 @@ def test_what_was_chosen_is_what_runs(name, monkeypatch):
 
 def test_backward_uses_the_softmax_of_its_forward():
     first, second = Counting("first"), Counting("second")
-    module = te.DotProductAttention(2, 8, attn_mask_type="padding")
+    module = te.DotProductAttention(2, 8, attn_mask_type="padding", softmax_type="off-by-one")
     with te_hal.use_backend("first"):
         y = module(*operands(), MASK)
     with te_hal.use_backend("second"):
@@ -92,7 +86,7 @@ def test_a_backend_without_the_softmax_is_refused_before_anything_runs():
     with te_hal.use_backend("poor"):
         module(*operands())
         with pytest.raises(NotImplementedError, match="softmax_fwd on backend poor"):
-            module(*operands(), MASK, attn_mask_type="padding")
+            module(*operands(), core_attention_bias_type="alibi")
 
 
 def sdpa_choices(monkeypatch: pytest.MonkeyPatch) -> list[SDPBackend]:
@@ -159,16 +153,18 @@ def test_what_is_kept_for_backward(dtype):
     score_bytes = heads * length * length * dtype.itemsize
     kept = []
 
-    def bytes_kept(module: te.DotProductAttention) -> int:
+    def bytes_kept(module: te.DotProductAttention, mask: torch.Tensor | None = None) -> int:
         inputs = [torch.randn(length, 1, heads, channels, dtype=dtype, requires_grad=True) for _ in range(3)]
         kept.clear()
         with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.nbytes) or t, lambda t: t):
-            module(*inputs)
+            module(*inputs, mask, attn_mask_type="causal" if mask is None else "padding")
         return sum(kept)
 
     module = te.DotProductAttention(heads, channels)
     of_each = length * heads * channels * dtype.itemsize
     assert bytes_kept(module) <= 4 * of_each + 8 * length * heads  # q, k, v, output, and a number per row
+    masked = bytes_kept(module, torch.arange(length).view(1, 1, 1, -1) > 50)
+    assert masked <= 4 * of_each + 8 * length * heads + 5 * length * length + length  # and a mask for all heads
     module.always_written_out = True
     assert bytes_kept(module) == 3 * of_each + score_bytes
     module.attention_dropout = 0.5
