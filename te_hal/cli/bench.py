@@ -61,16 +61,21 @@ def bench(
             _check_writable(as_json)
             with torch_threads(threads, WORTH_SHARING):
                 found = _measure(device, op, tuple(model or ()), tokens, seconds, quick=quick)
-    print(*record_lines(found), sep="\n")
     if as_json is not None:
         write_atomically(as_json, (json.dumps(found, indent=1) + "\n").encode())
-    failed = any("failed" in row for row in found["rows"])
-    if before is not None:
-        compared = compare_records(found, before, threshold)
-        print(*comparison_lines(compared, threshold), sep="\n")
-        failed = failed or bool(compared.slower)
-    if failed:
+    if not _show(found, before, threshold):
         raise typer.Exit(FAILED)
+
+
+def _show(found: dict[str, Any], before: dict[str, Any] | None, threshold: float) -> bool:
+    """Print a record, and how it compares; whether every call ran, and none is slower."""
+    print(*record_lines(found), sep="\n")
+    right = not any("failed" in row for row in found["rows"])
+    if before is None:
+        return right
+    compared = compare_records(found, before, threshold)
+    print(*comparison_lines(compared, threshold), sep="\n")
+    return right and not compared.slower
 
 
 def _measure(

@@ -72,10 +72,11 @@ class Clock:
 
     def _by_events(self, call: Callable[[], object], runs: int) -> list[float]:
         """Seconds; all calls are queued before the first is waited for."""
-        pairs = [[self._events.Event(enable_timing=True) for _ in range(2)] for _ in range(runs)]
-        for begin, end in pairs:
-            begin.record()
-            call()
-            end.record()
-        self._events.synchronize(self._device)
+        with self._events.device(self._device):  # an event belongs to the current device's stream
+            pairs = [[self._events.Event(enable_timing=True) for _ in range(2)] for _ in range(runs)]
+            for begin, end in pairs:
+                begin.record()
+                call()
+                end.record()
+            self._events.synchronize(self._device)
         return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]

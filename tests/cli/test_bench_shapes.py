@@ -1,5 +1,6 @@
 """The sizes are those of the models they are named after, and a device's own events tell the time where it has them."""
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -37,6 +38,7 @@ class FakeDevice:
 
     def __init__(self) -> None:
         self.now, self.waits = 0.0, 0
+        self.current: list[torch.device] = []
 
     def synchronize(self, _device) -> None:
         self.waits += 1
@@ -52,18 +54,25 @@ class FakeDevice:
                 assert enable_timing
 
             def record(self) -> None:
+                assert device.current == [torch.device("cuda:1")]
                 self.at = device.now
 
             def elapsed_time(self, end) -> float:
                 return end.at - self.at
 
-        return SimpleNamespace(Event=Event, synchronize=self.synchronize)
+        return SimpleNamespace(Event=Event, synchronize=self.synchronize, device=self.made_current)
+
+    @contextlib.contextmanager
+    def made_current(self, device):
+        self.current.append(device)
+        yield
+        self.current.pop()
 
 
 def test_a_device_with_events_tells_the_time_by_them_and_is_waited_for_once(monkeypatch) -> None:
     device = FakeDevice()
     monkeypatch.setattr(torch, "get_device_module", device.module)
-    clock = Clock(torch.device("cuda"), 0.01)
+    clock = Clock(torch.device("cuda:1"), 0.01)
     timing = clock.measure(device.work)
     assert clock.kind == "events"
     assert (timing.median_us, timing.least_us) == (5000.0, 5000.0)
