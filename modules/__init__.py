@@ -13,6 +13,7 @@ from te_hal.modules.attention import (
 from te_hal.modules.checkpoint import checkpoint
 from te_hal.modules.cpu_offload import get_cpu_offload_context
 from te_hal.modules.cross_entropy import parallel_cross_entropy
+from te_hal.modules.glu_layout import deinterleave_glu_tensor, interleave_glu_tensor
 from te_hal.modules.grouped_linear import GroupedLinear
 from te_hal.modules.inference import InferenceParams
 from te_hal.modules.layernorm import LayerNorm
@@ -115,10 +116,12 @@ __all__ = [
     "autocast",
     "check_extra_states",
     "checkpoint",
+    "deinterleave_glu_tensor",
     "fp8_autocast",
     "fp8_model_init",
     "get_cpu_offload_context",
     "get_default_recipe",
+    "interleave_glu_tensor",
     "is_bf16_available",
     "is_fp8_available",
     "is_fp8_block_scaling_available",
@@ -155,12 +158,10 @@ _LATER = (
     "NVFP4TensorStorage",
     "QuantizedTensorStorage",
     "UserBufferQuantizationMode",
-    "deinterleave_glu_tensor",
     "destroy_ub",
     "get_cudnn_version",
     "get_device_compute_capability",
     "initialize_ub",
-    "interleave_glu_tensor",
     "make_graphed_callables",
     "newton_schulz",
     "onnx_export",

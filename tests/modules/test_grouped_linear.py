@@ -221,7 +221,7 @@ def test_a_state_of_another_number_of_groups_is_refused():
         grouped(3).set_extra_state(state)
 
 
-@pytest.mark.parametrize("name", ["current", "delayed", "block", "mxfp8"])
+@pytest.mark.parametrize("name", ["current", "delayed", "block", "mxfp8", "mtfp8", "nvfp4"])
 def test_weights_that_live_in_fp8_give_the_first_step_of_weights_quantized_at_each_step(name):
     ordinary, splits = grouped(), [32, 0, 64, 32]
     with te.quantized_model_init(recipe=RECIPES[name](), preserve_high_precision_init_val=True):
@@ -231,6 +231,36 @@ def test_weights_that_live_in_fp8_give_the_first_step_of_weights_quantized_at_ea
         assert torch.equal(live.get_high_precision_init_val(), plain.detach())
     found = step(module, splits, *data(128), RECIPES[name]())
     assert same(found, step(ordinary, splits, *data(128), RECIPES[name]()))
+
+
+@pytest.mark.parametrize("name", ["delayed", "mxfp8"])
+def test_a_model_with_weights_in_fp8_goes_on_from_its_state_bit_for_bit(name):
+    def new() -> te.GroupedLinear:
+        with te.quantized_model_init(recipe=RECIPES[name]()):
+            return te.GroupedLinear(4, INS, OUTS, params_dtype=torch.bfloat16)
+
+    module, splits = new(), [32, 0, 64, 32]
+    step(module, splits, *data(128, 0), RECIPES[name]())
+    again = new()
+    again.load_state_dict(module.state_dict())
+    pair = [step(each, splits, *data(128, 1), RECIPES[name]()) for each in (module, again)]
+    assert same(*pair)
+
+
+@pytest.mark.parametrize(("name", "each"), [("none", 2), ("current", 1), ("delayed", 1)])
+def test_groups_with_rows_keep_their_input_and_weight_for_backward_and_nothing_else(name, each):
+    module, kept = grouped(bias=False), {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    x, _ = data(96)
+    with autocast(name), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        module(x.requires_grad_(), [32, 0, 64, 0])
+    of_weights = 2 * OUTS * INS * each
+    assert sum(size for size in kept.values() if size > 4) == 96 * INS * each + of_weights
+    assert sum(size for size in kept.values() if size <= 4) == (4 * 4 if name != "none" else 0)
 
 
 def test_return_bias_leaves_the_addition_to_the_caller():
