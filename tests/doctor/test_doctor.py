@@ -66,14 +66,17 @@ def test_a_variable_that_selects_an_unknown_backend_is_named(monkeypatch, tmp_pa
     assert "'abacus' is selected by TE_HAL_BACKEND, and there is no such backend" in done.stdout
 
 
-def test_it_runs_without_the_libraries_of_the_command_line() -> None:
+def test_it_runs_where_nothing_but_torch_is_installed() -> None:
+    absent = ("typer", "rich", "matplotlib", "numpy", "cffi", "_cffi_backend", "te_hal.ffi._native")
     program = (
-        "import sys; sys.modules.update(dict.fromkeys(('typer', 'rich', 'matplotlib'), None)); "
+        f"import sys; sys.modules.update(dict.fromkeys({absent})); "
         "import runpy; runpy.run_module('te_hal.doctor', run_name='__main__')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "cpu_reference *: usable" in done.stdout
+    assert "musa_emulator: not usable" in done.stdout
+    assert "install a C compiler and cffi" in done.stdout
 
 
 def test_unknown_variables_are_wrong_and_known_ones_are_shown() -> None:
