@@ -11,6 +11,7 @@ from te_hal.cli.sample import write_on
 CPU = torch.device("cpu")
 CONFIGS = {
     "gpt": configure("gpt", width=32, layers=2, heads=2, sequence=16),
+    "gpt with experts": configure("gpt", width=32, layers=1, heads=2, sequence=16, experts=4, top_k=2),
     "experts": configure("gpt", width=32, layers=2, heads=2, sequence=16, experts=4),
     "mlp": configure("mlp", width=32, layers=1, sequence=16),
 }
