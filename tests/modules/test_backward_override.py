@@ -166,10 +166,11 @@ def test_a_quantized_input_and_gradient_are_taken(override):
 TWOFOLD = {
     **{
         f"{name} {override}": RECIPES[name](backward_override=override)
-        for name in ("current", "block", "mxfp8")
+        for name in ("current", "block", "mxfp8", "nvfp4")
         for override in OVERRIDES
     },
     "mxfp8 behind": recipe.CustomRecipe(qfactory=quantizer_factories.high_precision_fwd_mxfp8_bwd_factory),
+    "nvfp4 behind": recipe.CustomRecipe(qfactory=quantizer_factories.mxfp8_fwd_nvfp4_bwd_factory),
     "mxfp8 ahead": recipe.CustomRecipe(qfactory=quantizer_factories.mxfp8_fwd_high_precision_bwd_factory),
 }
 
