@@ -21,9 +21,10 @@ from te_hal.testing.covering import cover
 from te_hal.testing.operands import arguments_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from te_hal.schema.op import OpSchema
+    from te_hal.testing.axes import Axes
 
 _EVERYDAY = "everyday"
 #: Layouts and runs that say nothing of empty tensors.
@@ -110,7 +111,7 @@ def everyday(op: str) -> dict[str, str]:
 
 
 @functools.cache
-def _axes(op: str) -> Mapping[str, Sequence[str]]:
+def _axes(op: str) -> Axes:
     return axes_of(SCHEMAS[op])
 
 

@@ -148,7 +148,8 @@ def _spread(of_blocks: Floats, copy: Copy) -> Floats:
 
 
 def _decoded(made: Bytes) -> Floats:
-    return np.copysign(_VALUES[made & _LARGEST_CODE], np.where(made & _SIGN, _F32(-1), _F32(1)))
+    found: Floats = np.copysign(_VALUES[made & _LARGEST_CODE], np.where(made & _SIGN, _F32(-1), _F32(1)))
+    return found
 
 
 def read(storage: QuantizedStorage, *, rowwise: bool) -> Copy:
