@@ -114,7 +114,8 @@ class GroupedLinear(Fp8Module):
         use_grouped_tensor: bool | None = None,
     ) -> None:
         kind = "GroupedLinear"
-        refuse_later(kind, locals(), _LATER_DEFAULTS)
+        without = None if use_grouped_tensor is False else use_grouped_tensor
+        refuse_later(kind, {**locals(), "use_grouped_tensor": without}, _LATER_DEFAULTS)
         flags = {
             "delay_wgrad_compute": delay_wgrad_compute,
             "fuse_wgrad_accumulation": fuse_wgrad_accumulation,

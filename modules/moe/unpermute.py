@@ -110,7 +110,10 @@ def _of_mask(
 def _of_indices(
     row_id_map: torch.Tensor, merging_probs: torch.Tensor | None, tokens: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    slots = row_id_map.view(-1, tokens).t().to(torch.int64).clamp_min(NOBODY)
+    choices = len(row_id_map) // tokens if tokens else 0
+    if not tokens and merging_probs is not None:
+        choices = merging_probs.shape[-1]
+    slots = row_id_map.view(choices, tokens).t().to(torch.int64).clamp_min(NOBODY)
     if merging_probs is not None:
         check_probs(f"{_WHERE}: merging_probs", merging_probs, tuple(slots.shape), device)
     return slots, merging_probs
@@ -121,12 +124,10 @@ def _tokens_of(
 ) -> int:
     tokens = len(row_id_map)
     if merging_probs is not None:
-        tokens = merging_probs.shape[0] if merging_probs.dim() else 1
+        tokens = len(merging_probs) if merging_probs.dim() else 1
     elif restore_shape is not None:
         tokens = restore_shape[0]
-    if tokens <= 0 or len(row_id_map) % tokens:
-        if not len(row_id_map):
-            return max(tokens, 1)
+    if tokens < 0 or (len(row_id_map) % tokens if tokens else len(row_id_map)):
         raise _wrong_map(row_id_map, f"a multiple of the {tokens} tokens that probabilities or restore_shape name")
     return tokens
 

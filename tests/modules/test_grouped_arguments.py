@@ -63,6 +63,10 @@ def test_an_argument_of_a_later_feature_is_refused_by_name(name):
         te.GroupedLinear(2, INS, OUTS, **{name: LATER[name]})
 
 
+def test_products_one_by_one_may_be_asked_for_by_name():
+    assert te.GroupedLinear(2, INS, OUTS, use_grouped_tensor=False).num_gemms == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

@@ -84,12 +84,14 @@ INDICES = {
     "one_each": [[2], [0], [2], [1]],
     "same_twice": [[1, 1], [0, 1]],
     "nothing": [[DROPPED, DROPPED]],
+    "no_tokens": [],
 }
 
 
 @pytest.mark.parametrize("which", INDICES)
 def test_a_map_of_indices_is_that_of_a_loop_and_merges_by_its_choices(which):
     indices = torch.tensor(INDICES[which], dtype=torch.int32)
+    indices = indices if len(indices) else indices.view(0, 2)
     by_hand, x = rows_of_indices(indices), tokens(len(indices))
     rows, row_id_map = te.moe_permute(x, indices, map_type="index")
     assert torch.equal(rows, x[[token for token, _ in by_hand]])
