@@ -38,14 +38,14 @@ def gathered_storage(where: str, storage: QuantizedStorage, source: torch.Tensor
     kind = StorageKind.of(storage.format, mode, rowwise=True, columnwise=False, order=storage.columnwise_order)
     shape = (len(source), storage.shape[1])
     made = QuantizedStorage.empty(kind, shape, storage.dtype, storage.device)
-    missing, known = source < 0, source.clamp_min(0)
-    codes = storage.rowwise_data.index_select(0, known)  # type: ignore[union-attr] # a rowwise copy is there
-    codes[missing] = 0
+    there = source >= 0
+    known = source[there]
+    codes, scale_inv, _, _ = made.tensors()
+    codes.zero_()  # type: ignore[union-attr] # made with a rowwise copy, as the next ones
+    codes[there] = storage.rowwise_data.index_select(0, known)  # type: ignore[index,union-attr]
     if mode is ScalingMode.TENSOR:
         return made.with_tensors((codes, storage.rowwise_scale_inv, None, None))
-    made = made.with_tensors((codes, made.rowwise_scale_inv, None, None))
-    fill_with_ones(made.rowwise_scale_inv, mode)  # type: ignore[arg-type] # comes with its codes
+    fill_with_ones(scale_inv, mode)  # type: ignore[arg-type]
     grid, of_source = block_copy(made, rowwise=True).grid, block_copy(storage, rowwise=True).grid
-    there = ~missing
-    grid[there] = of_source[source[there]]
+    grid[there] = of_source[known]
     return made

@@ -191,6 +191,14 @@ def test_quantized_rows_travel_with_their_scales_and_nothing_is_rounded_again(ki
     assert torch.equal(plain.grad, torch.full_like(plain, 2.0))
 
 
+@pytest.mark.parametrize("kind", ["per_tensor", "mxfp8"])
+def test_quantized_rows_of_no_tokens_and_rows_beyond_are_zeros(kind):
+    quantized = QUANTIZERS[kind]()(torch.randn(32, 64))
+    rows, _ = te.moe_permute(quantized, torch.zeros(32, 3, dtype=torch.bool), 32)
+    assert rows.shape == (32, 64)
+    assert not rows.dequantize().any()
+
+
 def test_quantized_rows_that_share_scales_are_refused_by_name():
     square = te.Float8BlockQuantizer(torch.float8_e4m3fn, rowwise=True, columnwise=True, block_scaling_dim=2)
     with pytest.raises(NotImplementedError, match=r"moe_permute: got .*128x128.*permute before quantizing"):
