@@ -1,12 +1,12 @@
 """Casting with a scale per block beside casting with one per tensor, both copies, on the reference backend, in one run.
 
-    python benchmarks/block_quantize.py [--rows 4096] [--columns 4096] [--rounds 15] [--threads 2]
+    python benchmarks/block_quantize.py [--rows 4096] [--columns 4096] [--rounds 15] [--threads 2] [--cpu-time]
 
 Goal at 4096x4096 bf16, rowwise and columnwise: 1x128, 128x128 and MXFP8 at most 4 x the time of one scale per tensor,
 NVFP4 with Hadamard's transform at most 12 x.
 Blocks along rows and along columns give two sets of codes, so that torch's conversion to E4M3, which is most of the
 time of either, runs twice; square blocks give one. Torch has no conversion to NVFP4's codes:
-a dozen passes round them.
+a dozen passes round them. On cores that other work shares, compare the process's own time: ``--threads 1 --cpu-time``.
 """
 
 from __future__ import annotations
@@ -55,14 +55,16 @@ def contestants(x: torch.Tensor) -> Contestants:
     }
 
 
-def run_in_turn(timed: Contestants, rounds: int) -> dict[str, tuple[float, float]]:
+def run_in_turn(
+    timed: Contestants, rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, tuple[float, float]]:
     """Median and least milliseconds of each, all run once per round so that a disturbance meets them alike."""
     times: dict[str, list[float]] = {name: [] for name in timed}
     for _ in range(rounds):
         for name, run in timed.items():
-            start = time.perf_counter()
+            start = clock()
             run()
-            times[name].append(1e3 * (time.perf_counter() - start))
+            times[name].append(1e3 * (clock() - start))
     return {name: (statistics.median(values), min(values)) for name, values in times.items()}
 
 
@@ -73,6 +75,7 @@ def main() -> None:
     parser.add_argument("--columns", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cpu-time", action="store_true", help="of the process, all threads, in place of the wall's")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(environment_line.describe())
@@ -81,7 +84,7 @@ def main() -> None:
     x = torch.randn(options.rows, options.columns, generator=generator).bfloat16()
     timed = contestants(x)
     run_in_turn(timed, 2)
-    results = run_in_turn(timed, options.rounds)
+    results = run_in_turn(timed, options.rounds, time.process_time if options.cpu_time else time.perf_counter)
     median_base, least_base = results[_BASE]
     print(f"{options.rows}x{options.columns} bf16, both copies; median and least of {options.rounds},")
     print(f"beside one scale per tensor (goals: at most {_GOAL:g} x, NVFP4 with Hadamard {_GOAL_NVFP4:g} x):")
