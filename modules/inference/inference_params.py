@@ -296,7 +296,7 @@ class InferenceParams:
 
 
 def _cumulative(lengths: list[int]) -> torch.Tensor:
-    return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    return torch.tensor([0, *lengths], dtype=torch.int32, device="cpu").cumsum(0, dtype=torch.int32)
 
 
 def _check(kind: str, given: dict[str, Any]) -> None:

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from te_hal.modules.inference.slots import Slots
 
 
+#: Where places are worked out, whatever torch's default device is.
+_HOST = torch.device("cpu")
+
+
 class Step:
     """New tokens of each sequence behind those it has.
 
@@ -65,7 +69,7 @@ class Step:
 
         def make() -> torch.Tensor:
             owner, place = self._new_tokens()
-            return owner * length + place - torch.tensor(self.before)[owner]
+            return owner * length + place - torch.tensor(self.before, device=_HOST)[owner]
 
         return self._kept_as(("given", length), device, make)
 
@@ -74,8 +78,8 @@ class Step:
 
         def make() -> torch.Tensor:
             count, longest = len(self.after), self.longest
-            owner = torch.arange(count).repeat_interleave(longest)
-            return self._places(owner, torch.arange(longest).repeat(count))
+            owner = torch.arange(count, device=_HOST).repeat_interleave(longest)
+            return self._places(owner, torch.arange(longest, device=_HOST).repeat(count))
 
         return self._kept_as("read", device, make)
 
@@ -87,25 +91,27 @@ class Step:
 
     def lengths(self, which: str, device: torch.device, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         """``[b]``: "before", "new" or "after"."""
-        return self._kept_as((which, dtype), device, lambda: torch.tensor(getattr(self, which), dtype=dtype))
+        return self._kept_as(
+            (which, dtype), device, lambda: torch.tensor(getattr(self, which), dtype=dtype, device=_HOST)
+        )
 
     def _new_tokens(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Of each new token its sequence, and its place in it."""
-        new = torch.tensor(self.new, dtype=torch.int64)
-        owner = torch.arange(len(self.new)).repeat_interleave(new)
-        first = torch.tensor(self.before, dtype=torch.int64) - (new.cumsum(0) - new)
-        return owner, torch.arange(len(owner)) + first[owner]
+        new = torch.tensor(self.new, dtype=torch.int64, device=_HOST)
+        owner = torch.arange(len(self.new), device=_HOST).repeat_interleave(new)
+        first = torch.tensor(self.before, dtype=torch.int64, device=_HOST) - (new.cumsum(0) - new)
+        return owner, torch.arange(len(owner), device=_HOST) + first[owner]
 
     def _places(self, owner: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
         width = max((len(blocks) for blocks in self._blocks), default=1)
         rows = [blocks + [0] * (max(width, 1) - len(blocks)) for blocks in self._blocks]
-        table = torch.tensor(rows, dtype=torch.int64).view(len(rows), max(width, 1))
+        table = torch.tensor(rows, dtype=torch.int64, device=_HOST).view(len(rows), max(width, 1))
         return table[owner, place // self._size] * self._size + place % self._size
 
     def _kept_as(self, name: object, device: torch.device, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Made once for all layers."""
         key = (name, device)
         if key not in self._kept:
-            with torch.inference_mode(mode=False), torch.device("cpu"):
+            with torch.inference_mode(mode=False):
                 self._kept[key] = make().to(device)
         return self._kept[key]
