@@ -73,11 +73,12 @@ def read_fp8_weight():
     assert weight.dequantize().shape == weight.shape
 
 
-def masked_attention():
-    attention = te.DotProductAttention(2, 16, attn_mask_type="arbitrary")
+def attention_with_a_bias():
+    attention = te.DotProductAttention(2, 16)
     query, key, value = (torch.randn(8, 1, 2, 16, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
-    mask = torch.eye(8, dtype=torch.bool).view(1, 1, 8, 8)
-    attention(query, key, value, attention_mask=mask).float().sum().backward()
+    bias = torch.randn(1, 2, 8, 8, dtype=torch.bfloat16)
+    output = attention(query, key, value, core_attention_bias_type="post_scale_bias", core_attention_bias=bias)
+    output.float().sum().backward()
 
 
 #: A row of the page each: the ops and modes that are new, and what runs from then on.
@@ -91,7 +92,7 @@ STEPS = {
     ),
     "delayed": (("update_delayed_scale",), PLAIN, [functools.partial(train, LAYER, recipe.DelayedScaling())]),
     "dequantize": (("dequantize",), PLAIN, [read_fp8_weight]),
-    "softmax": (("softmax_fwd", "softmax_bwd"), PLAIN, [masked_attention]),
+    "softmax": (("softmax_fwd", "softmax_bwd"), PLAIN, [attention_with_a_bias]),
     "blocks": ((), BLOCKS, [functools.partial(train, LAYER, recipe.Float8BlockScaling())]),
     "mxfp8": ((), {ScalingMode.MXFP8}, [functools.partial(train, LAYER, recipe.MXFP8BlockScaling())]),
 }
