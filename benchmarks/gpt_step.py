@@ -79,7 +79,7 @@ def one_step(
 
 
 def run_in_turn(
-    steps: dict[str, Callable[[], None]], rounds: int, clock: Callable[[], float] = time.perf_counter
+    steps: dict[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, Times]:
     """Every contestant once per round, after a first round that is not counted."""
     times: dict[str, list[float]] = {name: [] for name in steps}

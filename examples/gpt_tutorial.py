@@ -1,11 +1,15 @@
 """A small GPT trained in BF16 and in FP8, from single modules to generated numbers, with plain PyTorch beside it.
 
-    python examples/gpt_tutorial.py --small       # seconds on a CPU
+    python examples/gpt_tutorial.py --small                         # seconds on a CPU
+    python examples/gpt_tutorial.py --small --until-accuracy 0.95   # each run goes on until it has learned
     python examples/gpt_tutorial.py --check       # full size, for an accelerator; compares with recorded losses
 
 The model (gpt_model.py) predicts the next number of arithmetic sequences modulo 96 with strides from 1 to 6: from a
 loss of ln 96 = 4.56, to ln 6 = 1.79 once it knows that one of the next six numbers follows, and below as it reads the
-stride off what came before. --check trains as the recorded runs did, whose attention ran across the batch (see Sizes).
+stride off what came before. From the third number on the stride is known, so that a model may be right every time: how
+often it is, in sequences that it was not trained on, is printed for each run, with the steps that it took.
+--until-accuracy goes on beyond --steps until that share is reached. --check trains as the recorded runs did, whose
+attention ran across the batch (see Sizes): there it stays near one in six.
 """
 
 from __future__ import annotations
@@ -38,6 +42,10 @@ RECORDED = Path(__file__).resolve().parent.parent / "tests" / "golden" / "curves
 #: Run to its name in the record, and how far its mean may be from that of the BF16 run.
 CHECKED = {"bf16": ("none", 0.0), "delayed": ("delayed16", 0.01), "current": ("current", 0.005)}
 FROM_RECORDED = 0.05
+#: Sequences that are held out, the seed that they come from, and the first number that can be known.
+HELD_OUT, OTHER_SEED, KNOWN = 64, 1, 2
+#: Steps between two looks at these, beyond the steps that were asked for; and after how many of those to give up.
+LOOK, MOST = 20, 100
 
 
 def recipes() -> dict[str, recipe.Recipe | None]:
@@ -98,6 +106,7 @@ class Run:
         milliseconds: median time of a step, the first few left out.
         kept: bytes that a forward keeps for its backward.
         peak: bytes of the device's memory that were taken at once; None on a CPU.
+        accuracy: share of the held-out numbers from the third on that it names.
     """
 
     model: Gpt
@@ -106,6 +115,7 @@ class Run:
     milliseconds: float = 0.0
     kept: int = 0
     peak: int | None = None
+    accuracy: float = 0.0
 
     @property
     def last(self) -> float:
@@ -113,8 +123,20 @@ class Run:
         return statistics.mean(self.losses[-LAST:])
 
 
-def train(sizes: Sizes, chosen: recipe.Recipe | None, *, plain: bool = False) -> Run:
-    """A model from the same seed as every other, trained on the same data."""
+@torch.no_grad()
+def held_out_accuracy(run: Run, sizes: Sizes) -> float:
+    """How often the likeliest number is the right one, from the third number of sequences never trained on."""
+    windows = sequences(HELD_OUT, sizes.sequence + 1, torch.Generator().manual_seed(OTHER_SEED)).to(run.model.device)
+    right = []
+    for batch in windows.split(sizes.batch):
+        with te.autocast(enabled=run.chosen is not None, recipe=run.chosen):
+            found = run.model(batch[:, :-1]).argmax(dim=-1)
+        right.append((found == batch[:, 1:])[:, KNOWN - 1 :])
+    return torch.cat(right).float().mean().item()
+
+
+def train(sizes: Sizes, chosen: recipe.Recipe | None, *, plain: bool = False, until: float | None = None) -> Run:
+    """A model from the same seed as every other, trained on the same data; with ``until`` to that accuracy."""
     torch.manual_seed(SEED)
     device, generator, times = device_in_use(), torch.Generator().manual_seed(SEED), []
     accelerator = None if device.type == "cpu" else torch.get_device_module(device)
@@ -123,7 +145,9 @@ def train(sizes: Sizes, chosen: recipe.Recipe | None, *, plain: bool = False) ->
         before = accelerator.memory_allocated()  # by the models of earlier runs
     run = Run(Gpt(sizes, plain=plain), chosen)
     optimizer = torch.optim.AdamW(run.model.parameters(), lr=sizes.learning_rate)
-    for _ in range(sizes.steps):
+    for step in range(sizes.steps + (0 if until is None else LOOK * MOST)):
+        if step >= sizes.steps and (step - sizes.steps) % LOOK == 0 and held_out_accuracy(run, sizes) > (until or 0.0):
+            break
         windows = sequences(sizes.batch, sizes.sequence + 1, generator).to(device)
         start = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
@@ -132,6 +156,7 @@ def train(sizes: Sizes, chosen: recipe.Recipe | None, *, plain: bool = False) ->
         optimizer.step()
         run.losses.append(loss.item())  # which waits for the device
         times.append(1e3 * (time.perf_counter() - start))
+    run.accuracy = held_out_accuracy(run, sizes)
     run.milliseconds = statistics.median(times[min(5, sizes.steps // 2) :])
     if accelerator is not None:
         run.peak = accelerator.max_memory_allocated() - before
@@ -159,13 +184,15 @@ def bytes_kept(model: nn.Module, forward: Callable[[], torch.Tensor]) -> int:
 
 def report(runs: dict[str, Run]) -> None:
     """Losses, time and memory side by side."""
-    columns = ("first", f"last {min(LAST, len(runs['bf16'].losses))}", "vs bf16", "ms/step", "kept MiB", "peak MiB")
+    last = f"last {min(LAST, len(runs['bf16'].losses))}"
+    columns = ("steps", "held out", "first", last, "vs bf16", "ms/step", "kept MiB", "peak MiB")
     print(f"\n{'run':13s}" + "".join(f"{column:>9s}" for column in columns))
     for name, run in runs.items():
         peak = "-" if run.peak is None else f"{run.peak / 2**20:.0f}"
-        against = run.last / runs["bf16"].last - 1
+        alike = len(run.losses) == len(runs["bf16"].losses)
+        against = f"{run.last / runs['bf16'].last - 1:+.2%}" if alike else "-"
         print(
-            f"{name:13s}{run.losses[0]:9.4f}{run.last:9.4f}{against:+9.2%}{run.milliseconds:9.1f}"
+            f"{name:13s}{len(run.losses):9d}{run.accuracy:9.1%}{run.losses[0]:9.4f}{run.last:9.4f}{against:>9s}{run.milliseconds:9.1f}"
             f"{run.kept / 2**20:9.1f}{peak:>9s}"
         )
 
@@ -232,6 +259,7 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="seconds on a CPU; default: width 768, for an accelerator")
     parser.add_argument("--backend", help="choose one by name; default: the one of the default device")
     parser.add_argument("--steps", type=int, help=f"default: {FULL.steps}, small {SMALL.steps}")
+    parser.add_argument("--until-accuracy", type=float, metavar="SHARE", help="go on until more than this is right")
     parser.add_argument("--check", nargs="?", type=Path, const=RECORDED, help="compare with a record of losses")
     parser.add_argument("--json", type=Path, help="write losses and numbers there")
     options = parser.parse_args()
@@ -240,6 +268,8 @@ def main() -> int:
         sizes = replace(sizes, steps=options.steps)
     if options.check is not None and sizes != FULL:
         parser.error("--check is for the full size and all steps, which were recorded")
+    if options.check is not None and options.until_accuracy is not None:
+        parser.error("--check trains as many steps as were recorded, without --until-accuracy")
     if options.check is not None:
         sizes = replace(sizes, as_recorded=True)
     if options.backend is not None:
@@ -249,15 +279,20 @@ def main() -> int:
     print(f"backend {backend.name}: {backend.description}; torch {torch.__version__}")
     print(sizes)
     tour(sizes)
-    runs = {name: train(sizes, chosen) for name, chosen in recipes().items()}
-    runs["plain PyTorch"] = train(sizes, None, plain=True)
+    until = options.until_accuracy
+    runs = {name: train(sizes, chosen, until=until) for name, chosen in recipes().items()}
+    runs["plain PyTorch"] = train(sizes, None, plain=True, until=until)
     report(runs)
+    short = [name for name, run in runs.items() if until is not None and run.accuracy <= until]
+    if short:
+        print(f"{', '.join(short)}: not above {until:.0%} within {sizes.steps + LOOK * MOST} steps")
     show_scaling(runs["delayed"].model)
     generate(runs, sizes)
     if options.json is not None:
-        numbers = {k: {f: getattr(r, f) for f in ("losses", "milliseconds", "kept", "peak")} for k, r in runs.items()}
+        fields = ("losses", "accuracy", "milliseconds", "kept", "peak")
+        numbers = {name: {field: getattr(run, field) for field in fields} for name, run in runs.items()}
         options.json.write_text(json.dumps({"backend": backend.name, "runs": numbers}))
-    return 0 if options.check is None or check(runs, options.check) else 1
+    return 1 if short or (options.check is not None and not check(runs, options.check)) else 0
 
 
 if __name__ == "__main__":

@@ -171,3 +171,18 @@ def test_every_contestant_of_the_gpt_step_has_its_turn(monkeypatch):
     assert all(0 < time.least <= time.median for time in times.values())
     for name in ("gpt_step", "gpt_model", "environment_line"):
         sys.modules.pop(name, None)
+
+
+def test_the_contestants_of_the_layer_compute_the_same(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import layer_cpu  # noqa: PLC0415 - found on the path from here on
+
+    sizes = layer_cpu.Sizes(width=64, heads=4, feed_forward=128, sequence=16, batch=2)
+    found = {name: layer_cpu.one_step(of, sizes)().float() for name, of in layer_cpu.CONTESTANTS.items()}
+    exact = found["torch fp32"]
+    for name, result in found.items():
+        bound = 1e-5 if "fp32" in name else 2e-2 if "bf16" in name else 0.1
+        assert (result - exact).norm() <= bound * exact.norm(), name
+    assert all(goal[0] in found for of in layer_cpu.CONTESTANTS.values() for goal in of.goals)
+    for name in ("layer_cpu", "gpt_step", "gpt_model", "environment_line"):
+        sys.modules.pop(name, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import math
@@ -16,7 +17,11 @@ FOLDER = Path(__file__).resolve().parent.parent / "examples"
 RECORDED = Path(__file__).resolve().parent / "golden" / "curves.json"
 EXAMPLES = sorted(FOLDER.glob("*.py"))
 #: What makes an example small enough for a test.
-ARGUMENTS = {"gpt_tutorial": ["--small", "--json", "numbers.json"], "bert": ["--steps", "12", "--width", "32"]}
+ARGUMENTS = {
+    "gpt_tutorial": ["--small", "--json", "numbers.json"],
+    "bert": ["--steps", "12", "--width", "32"],
+    "t5": ["--steps", "25", "--width", "32", "--layers", "1"],
+}
 #: What is computed here is too small to share, and waiting for a busy core takes a hundred times longer.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -78,6 +83,16 @@ def test_the_masked_model_does_better_than_no_idea_under_every_recipe(outcome):
     assert all(loss < guess for loss in losses.values())
 
 
+def test_the_encoder_decoder_learns_alike_under_every_recipe(outcome):
+    guess, _, *rows = outcome("t5")[1].stdout.splitlines()
+    assert float(guess.split()[0]) == pytest.approx(math.log(16), abs=1e-3)
+    losses = {row.split()[0]: float(row.split()[2]) for row in rows}
+    assert sorted(losses) == ["bf16", "current", "delayed"]
+    assert all(loss < 0.9 * math.log(16) for loss in losses.values())
+    assert max(losses.values()) < 1.02 * min(losses.values())
+    assert all("->" in row for row in rows)
+
+
 @pytest.fixture
 def tutorial(outcome):
     """Numbers of the small tutorial."""
@@ -95,6 +110,42 @@ def test_every_run_of_the_tutorial_learns_as_bf16_does(tutorial, name):
     assert 4.5 < tutorial[name]["losses"][0] < 5
     assert mean_of_last(tutorial[name]) < 2.1
     assert mean_of_last(tutorial[name]) == pytest.approx(mean_of_last(tutorial["bf16"]), rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["bf16", "delayed", "current", "plain PyTorch"])
+def test_the_tutorial_prints_how_much_of_held_out_sequences_each_run_knows(tutorial, outcome, name):
+    share = tutorial[name]["accuracy"]
+    assert 1 / 12 < share < 1
+    row = next(line for line in outcome("gpt_tutorial")[1].stdout.splitlines() if line.startswith(name.ljust(13)))
+    assert row[13:].split()[:2] == [str(len(tutorial[name]["losses"])), f"{share:.1%}"]
+
+
+@pytest.fixture
+def gpt(monkeypatch):
+    """The tutorial's module."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import gpt_tutorial  # noqa: PLC0415 - found on the path from here on
+
+    yield gpt_tutorial
+    for name in ("gpt_tutorial", "gpt_model"):
+        sys.modules.pop(name, None)
+
+
+def test_a_run_goes_on_until_more_is_right_than_was_asked_for(gpt):
+    sizes = dataclasses.replace(gpt.SMALL, steps=10)
+    run = gpt.train(sizes, None, plain=True, until=0.2)
+    more = len(run.losses) - sizes.steps
+    assert more > 0
+    assert more % gpt.LOOK == 0
+    assert run.accuracy == gpt.held_out_accuracy(run, sizes) > 0.2
+
+
+@pytest.mark.slow
+def test_every_run_of_the_small_tutorial_reaches_95_percent(tmp_path):
+    done = run(tmp_path, "gpt_tutorial", "--until-accuracy", "0.95")
+    assert done.returncode == 0, done.stdout
+    runs = json.loads((tmp_path / "numbers.json").read_text())["runs"]
+    assert all(numbers["accuracy"] > 0.95 and len(numbers["losses"]) < 600 for numbers in runs.values())
 
 
 def test_fp8_differs_from_bf16_and_the_recipes_from_each_other(tutorial):
@@ -125,17 +176,12 @@ FACTORS = {
 
 
 @pytest.mark.parametrize("case", FACTORS)
-def test_the_check_passes_what_follows_the_record_and_fails_the_rest(case, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    import gpt_tutorial  # noqa: PLC0415 - found on the path from here on
-
+def test_the_check_passes_what_follows_the_record_and_fails_the_rest(case, gpt, capsys):
     factors, passes = FACTORS[case]
     recorded = json.loads(RECORDED.read_text())
     runs = {
-        name: gpt_tutorial.Run(None, None, [factors.get(name, 1.0) * loss for loss in recorded[key]["losses"]])
-        for name, (key, _) in gpt_tutorial.CHECKED.items()
+        name: gpt.Run(None, None, [factors.get(name, 1.0) * loss for loss in recorded[key]["losses"]])
+        for name, (key, _) in gpt.CHECKED.items()
     }
-    assert gpt_tutorial.check(runs, RECORDED) is passes
+    assert gpt.check(runs, RECORDED) is passes
     assert ("FAIL" in capsys.readouterr().out) is not passes
-    for name in ("gpt_tutorial", "gpt_model"):
-        sys.modules.pop(name, None)
