@@ -247,7 +247,7 @@ def operand_of(label: str, weight: QuantizedTensor, plan: LinearPlan) -> Quantiz
     if wanted is None or storage.format is not wanted.format or storage.mode is not wanted.mode:
         raise StateError(
             f"{label}: weight",
-            got=f"{storage.format.name}/{storage.mode.value}, as it was quantized",
+            got=f"{storage.kind!r}, as it was quantized",
             accepted=f"{wanted}, as the recipe in force has weights",
             todo="use the recipe that the model was made under",
         )

@@ -10,6 +10,7 @@ import torch
 
 import te_hal.ops
 from te_hal.schema.errors import ArgumentError
+from te_hal.schema.formats import ColumnwiseOrder
 from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class HybridStorage:
 
     mode = HybridMode.HYBRID
     format = None
+    columnwise_order = ColumnwiseOrder.TRANSPOSED  # asked for by whoever refuses it next
     layout = torch.strided
 
     def __init__(
