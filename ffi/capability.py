@@ -177,9 +177,15 @@ def _softmax_fwd(call: Call) -> Description:
 
 
 def _softmax_bwd(call: Call) -> Description:
+    flags: Any = call.flags
     grad = _dtype(call.kinds["grad_output"])
-    output = _dtype(call.kinds["output"])
-    return {"op": codes.OPS["softmax_bwd"], "input_dtype": output, "other_dtype": grad, "output_dtype": grad}
+    return {
+        "op": codes.OPS["softmax_bwd"],
+        "kind": codes.CAUSAL[flags["causal"]],
+        "input_dtype": _dtype(call.kinds["output"]),
+        "other_dtype": grad,
+        "output_dtype": grad,
+    }
 
 
 def _activation(call: Call) -> Description:

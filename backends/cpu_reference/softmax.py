@@ -33,14 +33,25 @@ def softmax_fwd(
     return torch.softmax(scores, -1).masked_fill_(scores == _HIDDEN_SCORE, 0.0).to(out_dtype)
 
 
-def softmax_bwd(grad_output: torch.Tensor, output: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+def softmax_bwd(
+    grad_output: torch.Tensor,
+    output: torch.Tensor,
+    *,
+    scale: float = 1.0,
+    causal: str = "none",
+    window: tuple[int, int] = (-1, -1),
+) -> torch.Tensor:
     """``scale * output * (grad_output - sum(grad_output * output))`` in fp32, rounded once (X4).
 
-    Where ``output`` is 0 (hidden, or too small to show) the gradient is 0 and ``grad_output`` is not looked at, so that
-    infinities behind a mask stay there.
+    Where ``output`` is 0 (hidden, or too small to show), or causal and window hide a key, the gradient is 0 and
+    ``grad_output`` is not looked at, so that infinities behind a mask stay there.
     """
     probabilities = output.to(torch.float32)
     untouched = probabilities == 0.0
+    hidden = _hidden(probabilities, None, causal, window)
+    if hidden is not None:
+        untouched |= hidden
+        probabilities = probabilities.masked_fill(hidden, 0.0)
     grads = grad_output.to(torch.float32).masked_fill(untouched, 0.0)
     projection = (grads * probabilities).sum(-1, keepdim=True)
     grad_input = grads.sub_(projection).mul_(probabilities).mul_(scale)

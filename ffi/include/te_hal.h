@@ -430,8 +430,8 @@ typedef struct te_hal_api {
                            int32_t output_dtype, uintptr_t stream);
 
     /* grad_input = scale * output * (grad_output - sum(grad_output * output)), 0 where output is 0 (X4); [batches,
-       queries, keys]. grad_input has the gradient's dtype. causal and the window say where the forward left zeros, so
-       that they need not be read; TE_HAL_CAUSAL_NONE and -1 are always right. */
+       queries, keys]. grad_input has the gradient's dtype. What causal and the window hide counts as 0 and need not be
+       read; TE_HAL_CAUSAL_NONE and -1 are always right where the forward has left zeros. */
     int32_t (*softmax_bwd)(uintptr_t grad_output, int32_t grad_dtype, uintptr_t output, int32_t output_dtype,
                            int64_t batches, int64_t queries, int64_t keys, double scale, int32_t causal,
                            int64_t window_left, int64_t window_right, uintptr_t grad_input, uintptr_t stream);

@@ -25,6 +25,29 @@ int32_t launch_activation_cast(const Source& source, const OctetWalk& walk, cons
     return launch_last_pass(source, request, pass, stream);
 }
 
+// By a given scale to the rowwise copy alone, which has no use for tiles; a run of elements overlaps better. `done` is
+// set where that is possible.
+inline int32_t launch_activation_row_cast(const ActivationRequest& activation, const CastRequest& request, bool& done,
+                                          uintptr_t stream) {
+    const CastTarget target = cast_target(request);
+    const int64_t cols = walked_cols(activation);
+    const bool given = request.mode == TE_HAL_MODE_TENSOR;
+    if (!given || !is_lean_sink(target, request.output_dtype) || !is_aligned(request.rowwise_data, 8)) {
+        return TE_HAL_OK;
+    }
+    const OctetWalk walk = octet_walk(is_gated(activation.activation) ? activation.rows : 1, cols);
+    const LeanCastSink<E4M3> sink = {cast_scale(request, 0, 0), target};
+    return with_forward_source(activation, cols, 0, [&](const auto& source) {
+        using Source = typename std::decay<decltype(source)>::type;
+        done = Source::Reader::kIsCheap;
+        if constexpr (Source::Reader::kIsCheap) {
+            return launch_activation(source, walk, sink, kMaxBlocks, stream);
+        } else {
+            return static_cast<int32_t>(TE_HAL_OK);
+        }
+    });
+}
+
 inline int32_t activation_quantize(int32_t activation, uintptr_t input, int32_t input_dtype, int64_t rows, int64_t cols,
                                    double limit, double alpha, double offset, int32_t rounded_dtype, int32_t mode,
                                    uintptr_t scale, uintptr_t amax, double scale_epsilon, uint32_t flags,
@@ -53,6 +76,9 @@ inline int32_t activation_quantize(int32_t activation, uintptr_t input, int32_t 
                                .status();
     if (status != TE_HAL_OK) return status;
     if (rows * cols == 0) return cast_nothing(of_cast, workspace, stream);
+    bool done = false;
+    const int32_t flat = launch_activation_row_cast(of_activation, of_cast, done, stream);
+    if (done) return flat;
     const LastPass pass = {rows, cols, rounded_dtype, workspace, 0, 0};
     return with_forward_source(of_activation, cols, 0, [&](const auto& source) {
         return launch_activation_cast(source, octet_walk(rows, cols), of_cast, pass, stream);

@@ -72,7 +72,7 @@ inline int32_t bias_grad_quantize(uintptr_t grad_output, int32_t grad_dtype, int
         status = cast_nothing(request, workspace, stream);
         return status != TE_HAL_OK ? status : launch_column_sums(sums, rows, cols, grad_bias, grad_bias_dtype, stream);
     }
-    LastPass pass = {rows, cols, TE_HAL_NO_DTYPE, workspace, 0, sums};
+    LastPass pass = {rows, cols, grad_dtype, workspace, 0, sums};
     if (mode == TE_HAL_MODE_TENSOR_CURRENT) {
         pass.partial_count = amax_blocks(grad_dtype, count);
         status = launch_amax_of_elements(grad_output, grad_dtype, count, workspace, 0, false, stream);

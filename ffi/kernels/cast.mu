@@ -15,11 +15,6 @@ struct CastShared {
     Partials amax;
 };
 
-// Blocks run from the end: what a pass over the input has just read last is still in the cache.
-TE_DEVICE int64_t block_from_the_end() {
-    return block_count() - 1 - block_index();
-}
-
 template <class T, class F, bool kAligned>
 TE_KERNEL cast_elements(const typename T::Storage* __restrict__ input, int64_t count, CastScale source,
                         CastTarget target) {

@@ -1,36 +1,16 @@
 // norm_fwd, and the pass over rows that norm_quantize shares with it (N1-N3).
 #pragma once
 
+#include "../library/multiprocessors.h"
 #include "../library/norm_request.h"
-#include "norm_rule.muh"
-#include "resident.muh"
+#include "norm_held_rows.muh"
 #include "result_sinks.muh"
 
 namespace te {
 
-template <class Reader>
-struct NormForward {
-    Reader input;
-    NormWeights<Reader> weights;
-    int64_t rows;
-    int64_t cols;
-    float share;  // of a column in a mean: 1 / cols
-    float epsilon;
-    float* mean;  // NULL for RMSNorm
-    float* rstd;
-};
-
-struct NormShared {
-    RowPartials sums;
-    Partials sink;
-};
-
-// Blocks that a multiprocessor shall hold.
-template <class Shape, class Reader>
-constexpr int kResidentNorms = Shape::kOctets > 4 || !Reader::kIsCheap ? 2 : 4;
-
+// Rows of any type, anywhere, of any length.
 template <class Shape, class Reader, class Sink>
-TE_KERNEL_RESIDENT((kResidentNorms<Shape, Reader>))
+TE_KERNEL_RESIDENT(2)
 normalise_rows(NormForward<Reader> norm, Sink sink) {
     TE_SHARED(NormShared, shared);
     RowReducer<Shape> reducer(shared.sums);
@@ -74,16 +54,29 @@ inline int64_t row_blocks(int64_t rows, int64_t cols, int64_t most) {
     return smaller_of(ceil_divide(rows, kThreads / lanes_of_row(cols)), most);
 }
 
-// make_sink(writer) is where results go; the writer is for a plain tensor at `plain`, 0 for none.
-template <class MakeSink>
-int32_t launch_norm(const NormRequest& request, Access access, uintptr_t plain, int32_t plain_dtype,
-                    const MakeSink& make_sink, int64_t blocks, uintptr_t stream) {
+template <class Shape, bool kAhead, class Sink>
+int32_t launch_held_rows(const NormRequest& request, const Sink& sink, int64_t& blocks, uintptr_t stream) {
+    if (kAhead) blocks = smaller_of(blocks, kResidentHeld<Shape, kAhead> * multiprocessors());
+    return with_bool(is_layernorm(request), [&](auto centered) {
+        return launch(blocks, stream, &normalise_held_rows<Shape, decltype(centered)::value, kAhead, Sink>,
+                      norm_forward<ReaderBFloat16>(request), sink);
+    });
+}
+
+// make_sink(reader) is where results go. `blocks`: at most so many; receives how many there are.
+template <bool kAhead, class MakeSink>
+int32_t launch_norm(const NormRequest& request, Access access, const MakeSink& make_sink, int64_t& blocks,
+                    uintptr_t stream) {
     return with_rows(access, request.cols, [&](auto shape, auto reader) {
+        using Shape = decltype(shape);
         using Reader = decltype(reader);
-        auto sink = make_sink(make_writer<typename Reader::Writer>(plain, plain_dtype, request.cols));
-        using Sink = decltype(sink);
-        return launch(blocks, stream, &normalise_rows<decltype(shape), Reader, Sink>, norm_forward<Reader>(request),
-                      sink);
+        const auto sink = make_sink(reader);
+        if constexpr (Reader::kIsCheap) {
+            return launch_held_rows<Shape, kAhead>(request, sink, blocks, stream);
+        } else {
+            return launch(blocks, stream, &normalise_rows<Shape, Reader, decltype(make_sink(reader))>,
+                          norm_forward<Reader>(request), sink);
+        }
     });
 }
 
@@ -101,12 +94,12 @@ inline int32_t norm_fwd(int32_t norm, uintptr_t input, int32_t input_dtype, int6
                                .status();
     if (status != TE_HAL_OK || rows == 0) return status;
     const Access access = norm_access(request).writes(output).found();
-    return launch_norm(
-        request, access, output, output_dtype,
-        [](auto writer) {
-            return PlainSink<decltype(writer)>{writer, TE_HAL_NO_DTYPE, nullptr};
-        },
-        row_blocks(rows, cols, kMaxBlocks), stream);
+    const auto make_sink = [&](auto reader) {
+        using Writer = typename decltype(reader)::Writer;
+        return PlainSink<Writer>{make_writer<Writer>(output, output_dtype, cols), TE_HAL_NO_DTYPE, nullptr};
+    };
+    int64_t blocks = row_blocks(rows, cols, kMaxBlocks);
+    return launch_norm<false>(request, access, make_sink, blocks, stream);
 }
 
 }  // namespace te

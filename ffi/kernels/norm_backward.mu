@@ -1,28 +1,11 @@
-// norm_bwd (N4): grad_input row by row; the gradients of gamma and beta as column sums.
-//
-// Rows of up to 8192 columns are read once: a fixed number of blocks goes through all rows and each thread keeps the
-// sums of its own columns in registers. For longer rows these do not fit, and a second kernel forms the sums.
+// norm_bwd (N4) for rows of more than 8192 columns, whose sums do not fit into registers: grad_input row by row, and
+// the gradients of gamma and beta as column sums by a second kernel. norm_summed_rows.muh has the shorter ones.
 #pragma once
 
 #include "column_sums.muh"
-#include "norm_rule.muh"
-#include "resident.muh"
+#include "norm_summed_rows.muh"
 
 namespace te {
-
-template <class Reader>
-struct NormBackward {
-    Reader grad;
-    Reader input;
-    NormWeights<Reader> weights;
-    const float* mean;  // NULL for RMSNorm
-    const float* rstd;
-    int64_t rows;
-    int64_t cols;
-    float share;  // of a column in a mean: 1 / cols
-    typename Reader::Writer grad_input;
-    float* partials;  // a row a block: sums of grad_gamma, then of grad_beta
-};
 
 // n = (x - mean) * rstd and the gradient of a row's eight results.
 template <bool kCentered, class Shape, class Reader>
@@ -36,25 +19,16 @@ TE_DEVICE void load_gradients(const RowOperand<Shape, Reader>& input, const RowO
     for (int i = 0; i < 8; ++i) n[i] = n[i] * statistics.rstd;
 }
 
-// Mean and rstd of a row; of none where there is no such row.
-template <bool kCentered, class Reader>
-TE_DEVICE RowStatistics load_statistics(const NormBackward<Reader>& norm, int64_t row) {
-    if (row >= norm.rows) return {0.0f, 0.0f};
-    return {kCentered ? norm.mean[row] : 0.0f, norm.rstd[row]};
-}
-
-// grad_input = rstd * (grad * gamma - (mean of that) - n * (mean of that times n)). visit(k, n, grad) sees each octet
-// once; used(k, col, left) is called when an octet is no longer needed.
-template <bool kCentered, class Shape, class Reader, class Visit, class Used>
+// grad_input = rstd * (grad * gamma - (mean of that) - n * (mean of that times n)).
+template <bool kCentered, class Shape, class Reader>
 TE_DEVICE void row_gradient(const RowOperand<Shape, Reader>& input, const RowOperand<Shape, Reader>& grad,
                             const NormBackward<Reader>& norm, int64_t row, const RowStatistics& statistics,
-                            RowReducer<Shape>& reducer, const Visit& visit, const Used& used) {
+                            RowReducer<Shape>& reducer) {
     FourSums sums, projections;
     float n[8], g[8], gamma[8];
     each_existing_octet<Shape>(norm.cols, [&](int k, int64_t col, int64_t left) {
         load_gradients<kCentered>(input, grad, norm, statistics, k, col, left, n, g);
         load_gamma(norm.weights, col, left, gamma);
-        visit(k, n, g);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const float weighted = g[i] * gamma[i];
@@ -62,14 +36,9 @@ TE_DEVICE void row_gradient(const RowOperand<Shape, Reader>& input, const RowOpe
             projections.add_product(i, weighted, n[i]);
         }
     });
-    float sum = sums.total(), projection = projections.total();
-    if (kCentered) {
-        reducer.sums(sum, projection);
-    } else {
-        projection = reducer.sum(projection);
-    }
-    sum = sum * norm.share;
-    projection = projection * norm.share;
+    float of_row[2] = {projections.total(), sums.total()};
+    reducer.sums(of_row);
+    const float projection = of_row[0] * norm.share, sum = of_row[1] * norm.share;
     each_existing_octet<Shape>(norm.cols, [&](int k, int64_t col, int64_t left) {
         load_gradients<kCentered>(input, grad, norm, statistics, k, col, left, n, g);
         load_gamma(norm.weights, col, left, gamma);
@@ -79,87 +48,7 @@ TE_DEVICE void row_gradient(const RowOperand<Shape, Reader>& input, const RowOpe
             g[i] = (g[i] * gamma[i] - away) * statistics.rstd;
         }
         norm.grad_input.write(row * norm.cols + col, g, left);
-        used(k, col, left);
     });
-}
-
-struct NormBackwardShared {
-    RowPartials sums;
-    float of_groups[kGroups][256];
-};
-
-// Add up what the block's groups hold for the same columns, and write the block's row of partial sums.
-template <class Shape>
-TE_DEVICE void leave_row_sums(const float (&held)[Shape::kOctets][8], int64_t cols, NormBackwardShared& shared,
-                              float* into) {
-    if constexpr (Shape::kLanes == kThreads) {
-        each_existing_octet<Shape>(cols, [&](int k, int64_t col, int64_t left) {
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                if (i < left) into[col + i] = held[k][i];
-            }
-        });
-    } else {
-#pragma unroll
-        for (int k = 0; k < Shape::kOctets; ++k) {
-            TE_SYNC();
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                shared.of_groups[thread_index() / 32][row_lane<Shape>() * 8 + i] = held[k][i];
-            }
-            TE_SYNC();
-            float sum = shared.of_groups[0][thread_index()];
-#pragma unroll
-            for (int group = 1; group < kGroups; ++group) sum = sum + shared.of_groups[group][thread_index()];
-            const int64_t col = k * 256 + thread_index();
-            if (col < cols) into[col] = sum;
-        }
-    }
-}
-
-// Blocks that a multiprocessor shall hold, so that there are enough loads in flight.
-template <class Shape>
-constexpr int kResident = Shape::kOctets >= 4 ? 2 : 5 - Shape::kOctets;
-
-template <class Shape, class Reader, bool kCentered>
-TE_KERNEL_RESIDENT(kResident<Shape>)
-norm_gradients(NormBackward<Reader> norm) {
-    TE_SHARED(NormBackwardShared, shared);
-    RowReducer<Shape> reducer(shared.sums);
-    float grad_gamma[Shape::kOctets][8], grad_beta[Shape::kOctets][8];
-#pragma unroll
-    for (int k = 0; k < Shape::kOctets; ++k) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) grad_gamma[k][i] = grad_beta[k][i] = 0.0f;
-    }
-    const auto add = [&](int k, const float(&n)[8], const float(&g)[8]) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            grad_gamma[k][i] = multiply_add(g[i], n[i], grad_gamma[k][i]);
-            if (kCentered) grad_beta[k][i] = grad_beta[k][i] + g[i];
-        }
-    };
-    RowOperand<Shape, Reader> input, grad;
-    int64_t row = first_row<Shape>();
-    input.load(norm.input, row * norm.cols, row < norm.rows ? norm.cols : 0);
-    grad.load(norm.grad, row * norm.cols, row < norm.rows ? norm.cols : 0);
-    RowStatistics statistics = load_statistics<kCentered>(norm, row);
-    for (; row < norm.rows; row += row_step<Shape>()) {
-        // The next row is on its way while this one's results are still being formed.
-        const int64_t next = row + row_step<Shape>();
-        RowStatistics coming = {0.0f, 0.0f};
-        row_gradient<kCentered>(input, grad, norm, row, statistics, reducer, add,
-                                [&](int k, int64_t col, int64_t left) {
-                                    const int64_t count = next < norm.rows ? left : 0;
-                                    if (k == 0) coming = load_statistics<kCentered>(norm, next);
-                                    input.reload(norm.input, k, next * norm.cols + col, count);
-                                    grad.reload(norm.grad, k, next * norm.cols + col, count);
-                                });
-        statistics = coming;
-    }
-    float* const into = norm.partials + block_index() * norm.cols * (kCentered ? 2 : 1);
-    leave_row_sums<Shape>(grad_gamma, norm.cols, shared, into);
-    if (kCentered) leave_row_sums<Shape>(grad_beta, norm.cols, shared, into + norm.cols);
 }
 
 // grad_input alone.
@@ -171,9 +60,7 @@ TE_KERNEL norm_input_gradients(NormBackward<Reader> norm) {
         RowOperand<Shape, Reader> input, grad;
         input.load(norm.input, row * norm.cols, norm.cols);
         grad.load(norm.grad, row * norm.cols, norm.cols);
-        row_gradient<kCentered>(
-            input, grad, norm, row, load_statistics<kCentered>(norm, row), reducer,
-            [](int, const float(&)[8], const float(&)[8]) {}, [](int, int64_t, int64_t) {});
+        row_gradient<kCentered>(input, grad, norm, row, load_statistics<kCentered>(norm, row), reducer);
     }
 }
 

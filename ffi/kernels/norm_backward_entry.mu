@@ -105,7 +105,7 @@ NormBackward<Reader> norm_backward(const NormRequest& request, uintptr_t grad_ou
             request.rows,
             cols,
             share_of_column(cols),
-            make_writer<typename Reader::Writer>(grad_input, request.input_dtype, cols),
+            make_writer<typename Reader::OwnWriter>(grad_input, request.input_dtype, cols),
             pointer<float>(workspace)};
 }
 

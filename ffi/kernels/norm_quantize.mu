@@ -68,6 +68,27 @@ inline int32_t launch_norm_last_pass(const NormRequest& norm, const CastRequest&
     });
 }
 
+// Codes in the order of the rows alone.
+inline int32_t norm_then_cast_rows(const NormRequest& norm, const CastRequest& cast, CastTarget target,
+                                   PlainResult plain, Access access, uintptr_t stream) {
+    const CastScale scale = cast_scale(cast, 0, 0);
+    int64_t blocks = row_blocks(norm.rows, norm.cols, kMaxBlocks);
+    if (access == Access::kBFloat16 && plain.address == 0 && is_lean_sink(target, cast.output_dtype)) {
+        return launch_norm<true>(
+            norm, access,
+            [&](auto) {
+                return LeanCastSink<E4M3>{scale, target};
+            },
+            blocks, stream);
+    }
+    const auto make_sink = [&](auto reader) {
+        using Writer = typename decltype(reader)::Writer;
+        return CastSink<Writer>{make_writer<Writer>(plain.address, plain.dtype, norm.cols), scale, target,
+                                cast.output_dtype};
+    };
+    return launch_norm<true>(norm, access, make_sink, blocks, stream);
+}
+
 // The scale is given: codes leave the pass over rows, and become columns afterwards.
 inline int32_t norm_then_cast(const NormRequest& norm, const CastRequest& cast, PlainResult plain, uintptr_t stream) {
     const bool transposed = wants_transposed(cast);
@@ -78,32 +99,29 @@ inline int32_t norm_then_cast(const NormRequest& norm, const CastRequest& cast, 
                               .writes(cast.rowwise_data, 8)
                               .writes(transposed ? 0 : cast.columnwise_data, 8)
                               .found();
-    const auto make_sink = [&](auto writer) {
-        return CastSink<decltype(writer)>{writer, cast_scale(cast, 0, 0), target, cast.output_dtype};
-    };
-    const int64_t blocks = row_blocks(norm.rows, norm.cols, kMaxBlocks);
-    const int32_t status = launch_norm(norm, access, plain.address, plain.dtype, make_sink, blocks, stream);
+    const int32_t status = norm_then_cast_rows(norm, cast, target, plain, access, stream);
     if (status != TE_HAL_OK || !transposed) return status;
-    return launch_transpose_bytes(cast.rowwise_data, cast.columnwise_data, norm.rows, norm.cols, stream);
+    return launch_transpose_bytes(cast.rowwise_data, cast.columnwise_data, norm.rows, norm.cols, true, stream);
 }
 
-// A pass for statistics and the plain result; unless `partials` is 0, also for the maxima of each block.
-inline int32_t launch_norm_first_pass(const NormRequest& norm, PlainResult plain, uintptr_t partials, int64_t blocks,
+// A pass for statistics and the plain result; unless `partials` is 0, also for the maxima of each block. `blocks`: at
+// most so many; receives how many there are.
+inline int32_t launch_norm_first_pass(const NormRequest& norm, PlainResult plain, uintptr_t partials, int64_t& blocks,
                                       uintptr_t stream) {
     const Access access = norm_access(norm).writes(plain.address).found();
-    return launch_norm(
-        norm, access, plain.address, plain.dtype,
-        [&](auto writer) {
-            return PlainSink<decltype(writer)>{writer, plain.dtype, pointer<uint32_t>(partials)};
-        },
-        blocks, stream);
+    const auto make_sink = [&](auto reader) {
+        using Writer = typename decltype(reader)::Writer;
+        return PlainSink<Writer>{make_writer<Writer>(plain.address, plain.dtype, norm.cols), plain.dtype,
+                                 pointer<uint32_t>(partials)};
+    };
+    return launch_norm<true>(norm, access, make_sink, blocks, stream);
 }
 
 // Statistics first, and with TENSOR_CURRENT the amax of the rounded results; then results again, and their cast.
 inline int32_t norm_twice_and_cast(const NormRequest& norm, const CastRequest& cast, PlainResult plain,
                                    uintptr_t workspace, uintptr_t stream) {
     const bool current = cast.mode == TE_HAL_MODE_TENSOR_CURRENT;
-    const int64_t blocks = row_blocks(norm.rows, norm.cols, current ? kMaxPartials : kMaxBlocks);
+    int64_t blocks = row_blocks(norm.rows, norm.cols, current ? kMaxPartials : kMaxBlocks);
     const int32_t status = launch_norm_first_pass(norm, plain, current ? workspace : 0, blocks, stream);
     if (status != TE_HAL_OK) return status;
     return launch_norm_last_pass(norm, cast, {norm.rows, norm.cols, plain.dtype, workspace, blocks, 0}, stream);
@@ -113,7 +131,8 @@ inline int32_t norm_twice_and_cast(const NormRequest& norm, const CastRequest& c
 inline int32_t norm_nothing(const NormRequest& norm, const CastRequest& cast, uintptr_t workspace, uintptr_t stream) {
     const int32_t status = cast_nothing(cast, workspace, stream);
     if (status != TE_HAL_OK || norm.rows == 0) return status;
-    return launch_norm_first_pass(norm, {0, TE_HAL_NO_DTYPE}, 0, row_blocks(norm.rows, norm.cols, kMaxBlocks), stream);
+    int64_t blocks = row_blocks(norm.rows, norm.cols, kMaxBlocks);
+    return launch_norm_first_pass(norm, {0, TE_HAL_NO_DTYPE}, 0, blocks, stream);
 }
 
 inline int32_t norm_quantize(int32_t norm, uintptr_t input, int32_t input_dtype, int64_t rows, int64_t cols,

@@ -61,7 +61,7 @@ class QueryScores {
         input_.values(softmax.input, k, key, left, scores);
 #pragma unroll
         for (int i = 0; i < 8; ++i) scores[i] = scores[i] * softmax.scale;
-        hide_outside(scores, query.range, key);
+        hide_outside(scores, query.range, key, float_of(kMinusInfinityBits));
         if (Shape::kHolds || query.mask == nullptr) return;
         hide_masked(scores, query.mask, softmax.mask.key_stride, key, left);
     }

@@ -17,7 +17,8 @@ struct SoftmaxBackward {
     int64_t keys;
     float scale;
     VisibleBand band;
-    typename Reader::Writer grad_input;
+    typename Reader::OwnWriter grad_input;
+    uint32_t half;  // 16 (ReaderBFloat16::values_again)
 };
 
 template <class Shape, class Reader>
@@ -33,14 +34,16 @@ TE_DEVICE void softmax_gradient_of_row(const SoftmaxBackward<Reader>& softmax, i
         if (!Shape::kHolds && !range.meets(key)) return;
         grad.values(softmax.grad, k, key, left, g);
         output.values(softmax.output, k, key, left, y);
+        hide_outside(y, range, key, 0.0f);
 #pragma unroll
         for (int i = 0; i < 8; ++i) projections.add_product(i, y[i] == 0.0f ? 0.0f : g[i], y[i]);
     });
     const float projection = reducer.sum(projections.total());
     each_octet<Shape>(softmax.keys, [&](int k, auto key, auto left) {
         if (!Shape::kHolds && !range.meets(key)) return;
-        grad.values(softmax.grad, k, key, left, g);
-        output.values(softmax.output, k, key, left, y);
+        grad.values_again(softmax.grad, k, key, left, softmax.half, g);
+        output.values_again(softmax.output, k, key, left, softmax.half, y);
+        hide_outside(y, range, key, 0.0f);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const float gradient = (g[i] - projection) * y[i] * softmax.scale;
@@ -91,7 +94,8 @@ inline int32_t softmax_bwd(uintptr_t grad_output, int32_t grad_dtype, uintptr_t 
                                                  keys,
                                                  static_cast<float>(scale),
                                                  visible_band(band),
-                                                 make_writer<typename Reader::Writer>(grad_input, grad_dtype, keys)};
+                                                 make_writer<typename Reader::OwnWriter>(grad_input, grad_dtype, keys),
+                                                 16u};
         return launch(ceil_divide(rows, Shape::kRowsOfBlock), stream, &softmax_gradients<Shape, Reader>, softmax);
     });
 }

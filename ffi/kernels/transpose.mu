@@ -10,9 +10,10 @@ namespace te {
 
 // Bytes: the same way as a cast, through a tile of codes.
 template <bool kAligned>
-TE_KERNEL transpose_bytes(const uint8_t* __restrict__ input, uint8_t* __restrict__ output, int64_t rows, int64_t cols) {
+TE_KERNEL transpose_bytes(const uint8_t* __restrict__ input, uint8_t* __restrict__ output, int64_t rows, int64_t cols,
+                          bool from_the_end) {
     TE_SHARED(CodeTile, tile);
-    const Place place(block_index(), rows, cols);
+    const Place place(from_the_end ? block_from_the_end() : block_index(), rows, cols);
     Vector8 codes[kPatch];
 #pragma unroll
     for (int k = 0; k < kPatch; ++k) {
@@ -55,10 +56,11 @@ TE_KERNEL transpose_elements(const Element* __restrict__ input, Element* __restr
     }
 }
 
-int32_t launch_transpose_bytes(uintptr_t input, uintptr_t output, int64_t rows, int64_t cols, uintptr_t stream) {
+int32_t launch_transpose_bytes(uintptr_t input, uintptr_t output, int64_t rows, int64_t cols, bool was_just_written,
+                               uintptr_t stream) {
     const bool aligned = is_aligned(input | output, 8) && is_multiple(rows | cols, 8);
     return launch(tiles_of(rows, cols), stream, aligned ? &transpose_bytes<true> : &transpose_bytes<false>,
-                  pointer<const uint8_t>(input), pointer<uint8_t>(output), rows, cols);
+                  pointer<const uint8_t>(input), pointer<uint8_t>(output), rows, cols, was_just_written);
 }
 
 template <class Element>
@@ -81,7 +83,7 @@ inline int32_t transpose(uintptr_t input, uintptr_t output, int64_t rows, int64_
     if (status != TE_HAL_OK || rows * cols == 0) return status;
     switch (element_bytes) {
         case 1:
-            return launch_transpose_bytes(input, output, rows, cols, stream);
+            return launch_transpose_bytes(input, output, rows, cols, false, stream);
         case 2:
             return launch_transpose_elements<uint16_t>(input, output, rows, cols, stream);
         default:

@@ -35,7 +35,9 @@ int32_t launch_cast(uintptr_t input, int32_t input_dtype, int64_t rows, int64_t 
 int32_t launch_decode(uintptr_t data, int32_t data_dtype, int64_t rows, int64_t cols, int32_t copy, uintptr_t scale_inv,
                       uintptr_t output, int32_t output_dtype, uintptr_t stream);
 
-// output[cols, rows] = input[rows, cols], of single bytes.
-int32_t launch_transpose_bytes(uintptr_t input, uintptr_t output, int64_t rows, int64_t cols, uintptr_t stream);
+// output[cols, rows] = input[rows, cols], of single bytes. The end of an input that was just written is still in the
+// cache, so that blocks had better begin there.
+int32_t launch_transpose_bytes(uintptr_t input, uintptr_t output, int64_t rows, int64_t cols, bool was_just_written,
+                               uintptr_t stream);
 
 }  // namespace te

@@ -6,6 +6,8 @@
 #include "cast_launches.h"
 #include "reader_dispatch.h"
 
+#include <type_traits>
+
 namespace te {
 
 // Workspace of a fused entry: partial maxima, then rows of partial column sums.
@@ -63,10 +65,38 @@ inline TileCast tile_cast(const CastRequest& request, const LastPass& pass) {
             pointer<float>(pass.column_sums)};
 }
 
+// The format that has kernels of its own: gradients are E5M2 and all else is E4M3 in the hybrid format.
+template <class Source>
+using UsualFormat = typename std::conditional<Source::kIsSummed, E5M2, E4M3>::type;
+template <class Source>
+constexpr int32_t usual_dtype() {
+    return Source::kIsSummed ? TE_HAL_FLOAT8_E5M2 : TE_HAL_FLOAT8_E4M3;
+}
+
+// Whether all that LeanCast knows is true.
+template <class Source>
+bool is_lean(const TileCast& cast) {
+    const bool is_rule = cast.scale.given != nullptr || cast.rounded_dtype == TE_HAL_BFLOAT16;
+    const bool is_layout = cast.is_aligned && is_multiple(cast.rows, 8) && cast.target.rowwise != nullptr &&
+                           (cast.is_transposed || cast.target.columnwise == nullptr);
+    return cast.dtype == usual_dtype<Source>() && is_settled(cast.target.encoder) && is_rule && is_layout;
+}
+
 template <class Source>
 int32_t launch_last_pass(const Source& source, const CastRequest& request, const LastPass& pass, uintptr_t stream) {
-    return launch(tiles_of(pass.rows, pass.cols) * Source::kHalves, stream, &cast_results<Source>, source,
-                  tile_cast(request, pass));
+    const TileCast cast = tile_cast(request, pass);
+    const int64_t blocks = tiles_of(pass.rows, pass.cols) * Source::kHalves;
+    if constexpr (Source::Reader::kIsCheap) {
+        using Format = UsualFormat<Source>;
+        if (is_lean<Source>(cast)) {
+            const bool given = cast.scale.given != nullptr;
+            return launch(
+                blocks, stream,
+                given ? &cast_results<Source, LeanCast<Format, true>> : &cast_results<Source, LeanCast<Format, false>>,
+                source, cast);
+        }
+    }
+    return launch(blocks, stream, &cast_results<Source, AnyCast>, source, cast);
 }
 
 // Without elements there is still a scale_inv to write, and with TENSOR_CURRENT a scale and an amax.

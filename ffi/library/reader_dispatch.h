@@ -61,6 +61,7 @@ Reader make_reader(uintptr_t address, int32_t dtype, int64_t cols) {
 }
 
 inline void set_alignment(WriterAligned&, uintptr_t, int64_t) {}
+inline void set_alignment(WriterBFloat16&, uintptr_t, int64_t) {}
 inline void set_alignment(WriterAny& writer, uintptr_t address, int64_t cols) {
     writer.is_aligned = is_vector_aligned(address, cols);
 }

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from te_hal.ffi.native import Native
 
-_EVERYTHING_VISIBLE = (codes.CAUSAL["none"], -1, -1)
-
 
 def softmax_fwd(
     native: Native,
@@ -61,7 +59,15 @@ def _four_dimensions(mask: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return mask.detach().expand(shape).reshape(_four_sizes(shape))
 
 
-def softmax_bwd(native: Native, grad_output: torch.Tensor, output: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+def softmax_bwd(
+    native: Native,
+    grad_output: torch.Tensor,
+    output: torch.Tensor,
+    *,
+    scale: float = 1.0,
+    causal: str = "none",
+    window: tuple[int, int] = (-1, -1),
+) -> torch.Tensor:
     """te_hal.ops.softmax_bwd."""
     grad, probabilities = contiguous(grad_output), contiguous(output)
     grad_input = native.empty(probabilities.shape, grad.dtype, probabilities.device)
@@ -76,7 +82,8 @@ def softmax_bwd(native: Native, grad_output: torch.Tensor, output: torch.Tensor,
         queries,
         keys,
         scale,
-        *_EVERYTHING_VISIBLE,
+        codes.CAUSAL[causal],
+        *window,
         address(grad_input),
         native.stream(probabilities.device),
     )

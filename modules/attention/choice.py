@@ -100,7 +100,7 @@ def make_plan(key: AttentionKey) -> AttentionPlan:
         memo,
         Choice(WRITTEN_OUT, reason),
         resolve(Call("softmax_fwd", key.device, forward, flags)).kernel,
-        resolve(Call("softmax_bwd", key.device, backward)).kernel,
+        resolve(Call("softmax_bwd", key.device, backward, {"causal": key.causal})).kernel,
     )
 
 

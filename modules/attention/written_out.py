@@ -172,7 +172,8 @@ def _through_softmax(
     keys, grad_bias, grad_offset = towards.shape[-1], None, None
     if ctx.of_offset is not None:
         towards = torch.nn.functional.pad(towards, (0, 1))
-    scores: torch.Tensor = plan.softmax_bwd(towards, probabilities, scale=ctx.scale)
+    _, causal, window = settings.mask
+    scores: torch.Tensor = plan.softmax_bwd(towards, probabilities, scale=ctx.scale, causal=causal, window=window)
     if ctx.of_offset is not None:
         if ctx.needs_input_grad[4]:
             grad_offset = scores[..., keys].sum((0, 2)).to(ctx.of_offset)

@@ -46,13 +46,22 @@ def softmax_fwd(
     return result
 
 
-def softmax_bwd(grad_output: torch.Tensor, output: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+def softmax_bwd(
+    grad_output: torch.Tensor,
+    output: torch.Tensor,
+    *,
+    scale: float = 1.0,
+    causal: str = "none",
+    window: tuple[int, int] = (-1, -1),
+) -> torch.Tensor:
     """``scale * output * (grad_output - sum(grad_output * output))``, in fp32; masks need no second mention (X4).
 
     Args:
         grad_output: gradient of the probabilities ``[..., Sq, Sk]``; fp32, fp16 or bf16.
         output: probabilities from the forward, the same shape.
         scale: as in the forward.
+        causal: as in the forward, or ``"none"``. Keys that it hides have gradient 0; neither operand is read there.
+        window: the same.
 
     Returns:
         Gradient of the scores, a new tensor of grad_output's shape and dtype.
@@ -61,6 +70,6 @@ def softmax_bwd(grad_output: torch.Tensor, output: torch.Tensor, *, scale: float
         ArgumentError, ArgumentTypeError: an argument breaks the above, or operands lie on several devices.
         UnsupportedError: the backend in force, and every fallback the policy lists, lacks this combination.
     """
-    kernel = _enter_softmax_bwd(grad_output, output, scale)
-    result: torch.Tensor = kernel(grad_output, output, scale=scale)
+    kernel = _enter_softmax_bwd(grad_output, output, scale, causal, window)
+    result: torch.Tensor = kernel(grad_output, output, scale=scale, causal=causal, window=window)
     return result

@@ -17,6 +17,13 @@ _CONTRACT = Contract(
 )
 _SCALE = Flag("scale", FlagType.FLOAT, 1.0, "multiplies the input before the exponential, in fp32")
 
+_WINDOW = Flag(
+    "window",
+    FlagType.WINDOW,
+    (-1, -1),
+    "keys visible left and right of the diagonal that `causal` aligns (none: top left); -1: all",
+)
+
 SOFTMAX_FWD = OpSchema(
     name="softmax_fwd",
     family=Family.SOFTMAX,
@@ -29,12 +36,7 @@ SOFTMAX_FWD = OpSchema(
     flags=(
         _SCALE,
         Flag("causal", FlagType.CHOICE, "none", "causal mask and its alignment", CAUSAL, keyed=True),
-        Flag(
-            "window",
-            FlagType.WINDOW,
-            (-1, -1),
-            "keys visible left and right of the diagonal that `causal` aligns (none: top left); -1: all",
-        ),
+        _WINDOW,
         Flag("out_dtype", FlagType.OPTIONAL_DTYPE, None, "result dtype; None: input's", FLOATS, keyed=True),
     ),
     outputs=(Output("output", "*input", "out_dtype|input", "probabilities"),),
@@ -44,12 +46,16 @@ SOFTMAX_FWD = OpSchema(
 SOFTMAX_BWD = OpSchema(
     name="softmax_bwd",
     family=Family.SOFTMAX,
-    summary="scale * output * (grad_output - sum(grad_output * output)). Masks need no second mention.",
+    summary="scale * output * (grad_output - sum(grad_output * output)), 0 for keys that the forward hid.",
     operands=(
         Operand("grad_output", FLOATS, "... Sq Sk", "gradient of the probabilities"),
         Operand("output", FLOATS, "... Sq Sk", "probabilities from the forward"),
     ),
-    flags=(_SCALE,),
+    flags=(
+        _SCALE,
+        Flag("causal", FlagType.CHOICE, "none", "the forward's; what it hid need not be read", CAUSAL, keyed=True),
+        _WINDOW,
+    ),
     outputs=(Output("grad_input", "*output", "grad_output", "gradient of the scores"),),
     contract=_CONTRACT,
 )

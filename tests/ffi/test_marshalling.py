@@ -269,10 +269,12 @@ def test_a_mask_whose_many_leading_dimensions_no_strides_express_is_written_out(
     assert given["mask"] != mask.data_ptr()
 
 
-def test_softmax_bwd_says_nothing_about_what_the_forward_hid(stubbed: Stubbed) -> None:
+def test_softmax_bwd_says_what_the_forward_hid(stubbed: Stubbed) -> None:
     grad, output = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5).to(BF16)
     assert stubbed.softmax_bwd(grad, output, scale=0.5).dtype == FP32
     holds(stubbed.given("softmax_bwd"), batches=6, queries=4, keys=5, causal=0, window_left=-1, window_right=-1)
+    stubbed.softmax_bwd(grad, output, causal="bottom_right", window=(2, 1))
+    holds(stubbed.given("softmax_bwd"), causal=2, window_left=2, window_right=1)
 
 
 def test_a_gated_activation_halves_and_its_gradient_does_not(stubbed: Stubbed) -> None:

@@ -152,7 +152,8 @@ def test_the_backward_is_within_its_bound_and_masks_stay_masks(library, causal, 
     output = exact_softmax(scores(shape, torch.float32), 1.0, hidden).float().view(-1, *shape[2:])
     grad = scores(output.shape, torch.float32).masked_fill(output == 0.0, INFINITY)
 
-    told = softmax_bwd(library, grad, output, scale=0.7, causal=causal)
+    poisoned_output = output.masked_fill(hidden.expand(shape).reshape(output.shape), NAN)
+    told = softmax_bwd(library, grad, poisoned_output, scale=0.7, causal=causal)
     untold = softmax_bwd(library, grad, output, scale=0.7)
 
     assert same_bytes(told, untold)

@@ -106,7 +106,7 @@ FLAG_OF_ANOTHER_VALUE = {
     "rmsnorm_fwd": {"epsilon": 0.5, "zero_centered_gamma": True, "out_dtype": torch.float16},
     "rmsnorm_bwd": {"zero_centered_gamma": True},
     "softmax_fwd": {"scale": 0.5, "causal": "bottom_right", "window": (1, 0), "out_dtype": torch.float16},
-    "softmax_bwd": {"scale": 0.5},
+    "softmax_bwd": {"scale": 0.5, "causal": "bottom_right", "window": (1, 0)},
     "bias_grad": {"out_dtype": torch.float16},
     "bias_activation_fwd": {"activation": "silu", "out_dtype": torch.float16},
     "bias_activation_bwd": {"activation": "silu", "bias_grad": True, "out_dtype": torch.float16},

@@ -15,7 +15,13 @@ _FLUSHED = 2.0**-126
 
 def hidden_keys(given: dict[str, Any]) -> torch.Tensor:
     """True where a query does not see a key (X2)."""
-    queries, keys = given["input"].shape[-2:]
+    hidden = keys_outside(given["input"].shape, given)
+    return hidden if given["mask"] is None else hidden | given["mask"]
+
+
+def keys_outside(shape: torch.Size, given: dict[str, Any]) -> torch.Tensor:
+    """The same by causal and window alone."""
+    queries, keys = shape[-2:]
     query, key = torch.arange(queries).unsqueeze(1), torch.arange(keys).unsqueeze(0)
     causal, (left, right) = given["causal"], given["window"]
     diagonal = query + (keys - queries if causal == "bottom_right" else 0)
@@ -26,8 +32,6 @@ def hidden_keys(given: dict[str, Any]) -> torch.Tensor:
         hidden |= key < diagonal - left
     if right >= 0:
         hidden |= key > diagonal + right
-    if given["mask"] is not None:
-        hidden = hidden | given["mask"]
     return hidden
 
 
@@ -54,8 +58,9 @@ def forward(given: dict[str, Any]) -> dict[str, Due]:
 
 @oracle("softmax_bwd")
 def backward(given: dict[str, Any]) -> dict[str, Due]:
-    """Where the probability is 0, the gradient is and takes no part (X4)."""
-    y, grad, scale = given["output"].double(), given["grad_output"].double(), given["scale"]
+    """Where the probability is 0, or a key hidden, the gradient is 0 and takes no part (X4)."""
+    grad, scale = given["grad_output"].double(), given["scale"]
+    y = given["output"].double().masked_fill(keys_outside(grad.shape, given), 0.0)
     seen = torch.where(y == 0, 0.0, grad)
     value = scale * y * (seen - (seen * y).sum(-1, keepdim=True))
     size = abs(scale) * y * (seen.abs() + (seen * y).abs().sum(-1, keepdim=True))

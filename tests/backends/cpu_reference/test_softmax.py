@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import golden_values
 import pytest
@@ -176,6 +177,16 @@ def test_what_a_mask_hides_does_not_count(poison: float) -> None:
     clean_grad = softmax_bwd(grad, clean)
     grad[:, 2] = poison
     assert torch.equal(softmax_bwd(grad, clean), clean_grad)
+
+
+@pytest.mark.parametrize("poison", [NAN, INF, 3.0])
+def test_a_gradient_does_not_look_at_what_causal_and_window_hide(poison: float) -> None:
+    flags: dict[str, Any] = {"causal": "bottom_right", "window": (2, -1)}
+    output, grad = softmax_fwd(draw(4, 6), **flags), draw(4, 6, seed=1)
+    hidden = output == 0
+    expected = softmax_bwd(grad, output)
+    found = softmax_bwd(grad.masked_fill(hidden, poison), output.masked_fill(hidden, poison), **flags)
+    assert torch.equal(found, expected)
 
 
 def test_a_score_of_minus_infinity_hides_as_a_mask_does() -> None:
