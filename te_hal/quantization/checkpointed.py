@@ -80,6 +80,10 @@ class Recorded:
         return found
 
 
+#: Tells the innermost hooks on saved tensors, which a checkpointed function always has; torch 2.7 cannot be asked.
+_TOP_HOOKS: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)  # noqa: SLF001 - see below
+
+
 class Phase(NamedTuple):
     """Where in checkpointed functions a call is.
 
@@ -101,8 +105,7 @@ class Phase(NamedTuple):
 def current_phase() -> Phase | None:
     """Where the caller is; None: neither in a checkpointed function nor in a backward."""
     in_backward = torch._C._current_graph_task_id() != _NO_GRAPH_TASK  # noqa: SLF001 - torch has no public question
-    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks  # noqa: SLF001 - nor for this
-    if not in_backward and torch.is_grad_enabled() and hooks(False) is None:
+    if not in_backward and torch.is_grad_enabled() and _TOP_HOOKS is not None and _TOP_HOOKS(False) is None:
         return None
     found = _look(sys._getframe(1), in_backward=in_backward)  # noqa: SLF001 - nor for this
     return found if in_backward or found.recorders or found.replayed is not None else None
