@@ -49,8 +49,11 @@ def cast_rows() -> Sequence[Row]:
 
     def blocks(mode: str, *, columnwise: bool, order: str = "transposed") -> Callable[[], object]:
         settings: dict[str, Any] = {"mode": mode, "columnwise": columnwise, "columnwise_order": order}
-        power_of_2 = {} if mode == "mxfp8" else {"power_of_2": True}
+        power_of_2 = {"power_of_2": True} if mode.startswith("block") else {}
         return lambda: ops.quantize(x, dtype=E4M3, **settings, **power_of_2)
+
+    def fp4(mode: str, **flags: Any) -> Callable[[], object]:  # noqa: ANN401 - flags of quantize
+        return lambda: ops.quantize(x, dtype=torch.uint8, mode=mode, columnwise=True, **flags)
 
     return [
         Row("copy", lambda: target.copy_(x), None, 67.9),
@@ -65,6 +68,13 @@ def cast_rows() -> Sequence[Row]:
         Row("block 128x128 row+col", blocks("block_128x128", columnwise=True), None, 76.3),
         Row("mxfp8 row", blocks("mxfp8", columnwise=False)),
         Row("mxfp8 row+col same", blocks("mxfp8", columnwise=True, order="same")),
+        Row("mtfp8 1x128 row", blocks("mtfp8_1x128", columnwise=False)),
+        Row("mtfp8 1x128 row+col", blocks("mtfp8_1x128", columnwise=True, order="same")),
+        Row("mtfp8 128x128 row+col", blocks("mtfp8_128x128", columnwise=True, order="same")),
+        Row("nvfp4 row+col", fp4("nvfp4")),
+        Row("nvfp4 16x16 row+col", fp4("nvfp4_16x16")),
+        Row("nvfp4 hadamard row+col", fp4("nvfp4_hadamard")),
+        Row("nvfp4 hadamard row+col by chance", fp4("nvfp4_hadamard", rounding_seed=7)),
     ]
 
 

@@ -14,9 +14,11 @@ import torch
 
 from te_hal.ffi.binding import binding
 from te_hal.ffi.selftest_fused import fused_cases, judge
-from te_hal.schema.block_scales import BLOCK_MODES, block_copy
+from te_hal.ffi.selftest_nvfp4 import copy_tensors, nvfp4_cases
+from te_hal.schema.block_scales import BLOCK_MODES, MTFP8_MODES, block_copy, order_of
 from te_hal.schema.catalog import SCHEMAS
 from te_hal.schema.formats import E4M3, E5M2, ColumnwiseOrder, ScalingMode
+from te_hal.schema.nvfp4_layout import NVFP4_MODES
 from te_hal.schema.storage import QuantizedStorage, StorageKind
 
 if TYPE_CHECKING:
@@ -171,7 +173,10 @@ def _tensors(values: tuple[Any, ...]) -> list[torch.Tensor]:
             found.append(value.contiguous())
         elif isinstance(value, tuple):
             found += _tensors(value)
-        elif isinstance(value, QuantizedStorage) and value.mode in BLOCK_MODES:
+        elif isinstance(value, QuantizedStorage) and value.mode in NVFP4_MODES:
+            for rowwise, there in ((True, value.kind.rowwise), (False, value.kind.columnwise)):
+                found += copy_tensors(value, rowwise=rowwise) if there else []
+        elif isinstance(value, QuantizedStorage) and value.mode is not ScalingMode.TENSOR:
             held = ((True, value.kind.rowwise), (False, value.kind.columnwise))
             for copy in (block_copy(value, rowwise=rowwise) for rowwise, there in held if there):
                 # Without the padding of the scales, which no op writes.
@@ -211,6 +216,7 @@ def _cases() -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
     for activation in ("gelu", "swiglu"):
         yield "activation_fwd", (draw(72, 264),), {"activation": activation}
     yield from fused_cases(draw)
+    yield from nvfp4_cases(draw)
     for layout, shapes in _PRODUCTS.items():
         for dtype in (torch.bfloat16, torch.float32):
             a, b = (draw(*shape, dtype=dtype) for shape in shapes)
@@ -220,10 +226,12 @@ def _cases() -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
 
 def _block_cases(x: torch.Tensor, generator: torch.Generator) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
     """Casts of ``x`` with a scale per block, and the decoding and the products of other values in blocks."""
-    for target, mode in itertools.product((E4M3, E5M2), sorted(BLOCK_MODES)):
-        yield "quantize", (x,), {"dtype": target.dtype, "mode": mode.value, "columnwise": True}
+    for target, mode in itertools.product((E4M3, E5M2), _BLOCKS):
+        order = order_of(mode, ColumnwiseOrder.TRANSPOSED).value
+        flags = {"dtype": target.dtype, "mode": mode.value, "columnwise": True, "columnwise_order": order}
+        yield "quantize", (x,), flags
     if x.dtype == torch.bfloat16:
-        for mode in sorted(BLOCK_MODES):
+        for mode in _BLOCKS:
             yield "dequantize", (_in_blocks(x, mode, generator),), {}
         for (layout, shapes), modes in itertools.product(_PRODUCTS.items(), _PAIRED):
             drawn = (torch.randn(shape, generator=generator).bfloat16() for shape in shapes)
@@ -238,19 +246,24 @@ _PRODUCTS = {
 }
 
 
+#: Modes of blocks with a scale each and none above them.
+_BLOCKS = tuple(sorted(BLOCK_MODES | MTFP8_MODES))
 _PAIRED = (
     (ScalingMode.BLOCK_1X128, ScalingMode.BLOCK_1X128),
     (ScalingMode.BLOCK_1X128, ScalingMode.BLOCK_128X128),
     (ScalingMode.MXFP8, ScalingMode.MXFP8),
+    (ScalingMode.MTFP8_1X128, ScalingMode.MTFP8_128X128),
 )
 
 
 def _in_blocks(values: torch.Tensor, mode: ScalingMode, generator: torch.Generator) -> QuantizedStorage:
     """A storage with both copies, each of the same codes and of factors of its own."""
-    kind = StorageKind.of(E4M3, mode, rowwise=True, columnwise=True, order=ColumnwiseOrder.TRANSPOSED)
+    order = order_of(mode, ColumnwiseOrder.TRANSPOSED)
+    kind = StorageKind.of(E4M3, mode, rowwise=True, columnwise=True, order=order)
     storage = QuantizedStorage.empty(kind, tuple(values.shape), values.dtype, "cpu")
     codes = _codes(values)
-    for target, source in ((storage.rowwise_data, codes), (storage.columnwise_data, codes.t())):
+    turned = codes.t() if order is ColumnwiseOrder.TRANSPOSED else codes
+    for target, source in ((storage.rowwise_data, codes), (storage.columnwise_data, turned)):
         if target is not None:
             target.copy_(source)
     for factors in (storage.rowwise_scale_inv, storage.columnwise_scale_inv):

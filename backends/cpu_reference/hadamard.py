@@ -19,15 +19,20 @@ def transform(values: torch.Tensor, spare: torch.Tensor) -> torch.Tensor:
     Returns:
         ``values``.
     """
-    values.view(-1, _SIZE, values.shape[1]).mul_(_factors(values))
+    _blocks(values).mul_(_factors(values))
     return _sums(values, spare)
 
 
 def transform_back(values: torch.Tensor, spare: torch.Tensor) -> torch.Tensor:
     """The inverse, which is ``sign * (H @ values) / 4``; arguments and result as of :func:`transform`."""
     _sums(values, spare)
-    values.view(-1, _SIZE, values.shape[1]).mul_(_factors(values))
+    _blocks(values).mul_(_factors(values))
     return values
+
+
+def _blocks(values: torch.Tensor) -> torch.Tensor:
+    """``[rows / 16, 16, columns]``, a view."""
+    return values.view(values.shape[0] // _SIZE, _SIZE, values.shape[1])
 
 
 def _factors(values: torch.Tensor) -> torch.Tensor:
@@ -39,7 +44,7 @@ def _sums(values: torch.Tensor, spare: torch.Tensor) -> torch.Tensor:
     """``H @ values`` of each 16 rows: sums and differences of rows 1, 2, 4 and 8 apart, in this order."""
     source, target = values, spare
     for apart in (1, 2, 4, 8):
-        shape = (-1, 2, apart * values.shape[1])
+        shape = (values.shape[0] // (2 * apart), 2, apart * values.shape[1])
         pairs, made = source.view(shape), target.view(shape)
         torch.add(pairs[:, 0], pairs[:, 1], out=made[:, 0])
         torch.sub(pairs[:, 0], pairs[:, 1], out=made[:, 1])

@@ -96,7 +96,7 @@ def cases(op: str, *, quick: bool = False, streams: bool = False) -> tuple[Case,
         streams: with cases for devices that have streams.
     """
     schema = SCHEMAS[op]
-    axes = dict(_axes(op))
+    axes = {axis: tuple(words) for axis, words in _axes(op).items()}
     if not streams:
         axes["run"] = tuple(word for word in axes["run"] if word != "streams")
     covering = [

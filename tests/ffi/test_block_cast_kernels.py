@@ -13,6 +13,8 @@ BLOCKS = {
     "MODE_BLOCK_1X128": ((1, 128), (128, 1)),
     "MODE_BLOCK_128X128": ((128, 128), (128, 128)),
     "MODE_MXFP8": ((1, 32), (32, 1)),
+    "MODE_MTFP8_1X128": ((1, 128), (128, 1)),
+    "MODE_MTFP8_128X128": ((128, 128), (128, 128)),
 }
 
 
@@ -61,6 +63,10 @@ def brute_force(x, mode, shape, dtype, epsilon=0.0, power_of_2=False):
     for i, j in itertools.product(range(down), range(along)):
         part = (slice(i * shape[0], (i + 1) * shape[0]), slice(j * shape[1], (j + 1) * shape[1]))
         amax = block_amax(x[part])
+        if mode.startswith("MODE_MTFP8"):
+            grid[i, j] = torch.maximum(amax, torch.tensor(1e-15)) * torch.tensor(1.0 / FP8_MAX[dtype])
+            codes[part] = encode(x[part].float() / grid[i, j], 1.0, dtype)
+            continue
         if mode == "MODE_MXFP8":
             scale, grid[i, j] = e8m0_scale(amax, FP8_MAX[dtype])
         else:

@@ -25,6 +25,8 @@ RECIPES = {
     "block": recipe.Float8BlockScaling(),
     "block fp32": recipe.Float8BlockScaling(use_f32_scales=True, fp8_format=recipe.Format.HYBRID),
     "mxfp8": recipe.MXFP8BlockScaling(),
+    "mtfp8": recipe.MTFP8BlockScaling(),
+    "nvfp4": recipe.NVFP4BlockScaling(disable_rht=True),  # whose transform takes bf16 alone
 }
 
 
