@@ -20,8 +20,8 @@ from xml.etree import ElementTree as ET
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "benchmarks" / "results" / "full.json"
 # A test file with one of these words in its stem also runs under the oldest torch: torch's own FP8 cast, and
-# what it saves and loads, changed between versions.
-CORE = ("cast", "decode", "amax", "scale", "state", "import")
+# what it saves and loads, and its checkpoint of activations changed between versions.
+CORE = ("cast", "decode", "amax", "scale", "state", "import", "recompute")
 # Ten minutes of random calls on the sanitizers' build.
 FUZZING = {"KERNEL_TEST_FUZZ_SECONDS": "600"}
 VERSIONS = """

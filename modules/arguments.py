@@ -18,7 +18,6 @@ _SEQUENCE_PARALLEL, _TENSOR_PARALLEL, _CONTEXT_PARALLEL = (
     "context parallelism",
 )
 _OVERLAP = "the overlap of communication and gemm"
-_SIZE = "preparing kernels for a size"
 _PACKING = "the packing of sequences"
 _ENCODER = "a layer with attention to an encoder's output"
 _QK_NORM = "the normalisation of queries and keys"
@@ -34,7 +33,6 @@ _FEATURES = {
     ),
     **dict.fromkeys(("ub_overlap_ag", "ub_overlap_rs", "ub_overlap_rs_dgrad", "ub_tp_comm_overlap"), _OVERLAP),
     **dict.fromkeys(("ub_bulk_dgrad", "ub_bulk_wgrad", "ub_name"), _OVERLAP),
-    **dict.fromkeys(("seq_length", "micro_batch_size"), _SIZE),
     **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded"), _PACKING),
     **dict.fromkeys(("cu_seqlens_kv_padded", "max_seqlen_q", "max_seqlen_kv", "pad_between_seqs"), _PACKING),
     **dict.fromkeys(("encoder_output", "enc_dec_attn_mask", "enc_dec_attn_mask_type"), _ENCODER),
@@ -99,6 +97,17 @@ def check_size(where: str, size: object) -> int:
     if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
         raise ArgumentError(where, got=repr(size), accepted="a positive int", todo="correct it")
     return size
+
+
+def check_prepared_sizes(where: str, seq_length: object, micro_batch_size: object) -> None:
+    """Sizes that Transformer Engine prepares kernels for; here nothing is prepared, and they change nothing.
+
+    Raises:
+        ArgumentError: neither None nor a positive int.
+    """
+    for name, size in (("seq_length", seq_length), ("micro_batch_size", micro_batch_size)):
+        if size is not None:
+            check_size(f"{where}: {name}", size)
 
 
 def check_callable(where: str, function: object) -> None:

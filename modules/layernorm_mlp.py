@@ -9,7 +9,14 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed, plain_input
 from te_hal.modules.activation_stage import check_activation, is_gated
-from te_hal.modules.arguments import check_callable, check_dtype, check_epsilon, check_size, refuse_later
+from te_hal.modules.arguments import (
+    check_callable,
+    check_dtype,
+    check_epsilon,
+    check_prepared_sizes,
+    check_size,
+    refuse_later,
+)
 from te_hal.modules.call_checks import check_call
 from te_hal.modules.delayed_wgrad import Target
 from te_hal.modules.device import parameter_device
@@ -40,8 +47,6 @@ _LATER_DEFAULTS: dict[str, object] = {
     "tp_group": None,
     "tp_size": 1,
     "return_layernorm_output_gathered": False,
-    "seq_length": None,
-    "micro_batch_size": None,
     "set_parallel_mode": False,
     "ub_overlap_ag": False,
     "ub_overlap_rs": False,
@@ -81,7 +86,9 @@ class LayerNormMLP(Fp8Module):
         delay_wgrad_compute: the backward leaves both weight gradients to :meth:`backward_dw`.
         checkpoint: keep nothing but the input; the backward runs norm, fc1 and activation again (docs/recompute.md).
         name: for messages.
-        sequence_parallel, tp_group, tp_size, return_layernorm_output_gathered, seq_length, micro_batch_size,
+        seq_length, micro_batch_size: accepted, for callers written for Transformer Engine; here nothing is prepared for
+            them.
+        sequence_parallel, tp_group, tp_size, return_layernorm_output_gathered,
             set_parallel_mode, ub_overlap_ag, ub_overlap_rs, ub_overlap_rs_dgrad, ub_bulk_dgrad, ub_bulk_wgrad,
             symmetric_ar_type: of later features; anything but the default is refused by name.
 
@@ -141,6 +148,7 @@ class LayerNormMLP(Fp8Module):
             "zero_centered_gamma": zero_centered_gamma,
         }
         check_flags(kind, flags)
+        check_prepared_sizes(kind, seq_length, micro_batch_size)
         check_callable(f"{kind}: init_method", init_method)
         check_callable(f"{kind}: output_layer_init_method", output_layer_init_method)
         check_callable(f"{kind}: get_rng_state_tracker", get_rng_state_tracker)

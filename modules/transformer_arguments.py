@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from te_hal.modules.activation_stage import check_activation
-from te_hal.modules.arguments import check_callable, check_dtype, check_epsilon, check_size, refuse_later
+from te_hal.modules.arguments import (
+    check_callable,
+    check_dtype,
+    check_epsilon,
+    check_prepared_sizes,
+    check_size,
+    refuse_later,
+)
 from te_hal.modules.attention.layout import check_format
 from te_hal.modules.attention.masks import mask_type
 from te_hal.modules.attention.multihead_arguments import head_layout
@@ -171,9 +178,9 @@ def check_constructor(kind: str, given: Mapping[str, object]) -> None:
     check_size(f"{kind}: ffn_hidden_size", given["ffn_hidden_size"])
     heads, groups, channels = (given[name] for name in ("num_attention_heads", "num_gqa_groups", "kv_channels"))
     head_layout(kind, hidden_size, heads, groups, channels, interleaved=False)
-    for name in ("layer_number", "seq_length", "micro_batch_size"):
-        if given[name] is not None:
-            check_size(f"{kind}: {name}", given[name])
+    check_prepared_sizes(kind, given["seq_length"], given["micro_batch_size"])
+    if given["layer_number"] is not None:
+        check_size(f"{kind}: layer_number", given["layer_number"])
 
 
 def check_forward(where: str, given: Mapping[str, object], *, decoder: bool) -> None:

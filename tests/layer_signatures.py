@@ -132,14 +132,14 @@ LAYERNORM_MLP = Described(
     | OVERLAP
     | {
         "return_layernorm_output_gathered": True,
-        "seq_length": 128,
-        "micro_batch_size": 2,
         "set_parallel_mode": True,
         "symmetric_ar_type": "multimem_all_reduce",
     },
     COMMON_WRONG
     | {
         "checkpoint": None,
+        "seq_length": 0,
+        "micro_batch_size": True,
         "delay_wgrad_compute": 1,
         "eps": float("nan"),
         "hidden_size": True,

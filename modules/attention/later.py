@@ -21,8 +21,6 @@ _OF_CONSTRUCTOR: dict[str, object] = {
     "ub_overlap_rs_dgrad": False,
     "ub_overlap_rs": False,
     "ub_overlap_ag": False,
-    "seq_length": None,
-    "micro_batch_size": None,
 }
 
 #: Default, and why another value is refused.

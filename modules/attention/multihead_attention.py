@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from te_hal.modules.arguments import check_callable, check_size
+from te_hal.modules.arguments import check_callable, check_prepared_sizes, check_size
 from te_hal.modules.attention.dot_product_attention import DotProductAttention
 from te_hal.modules.attention.later import refuse_later_attention, refuse_later_settings
 from te_hal.modules.attention.layout import check_format
@@ -80,9 +80,10 @@ class MultiheadAttention(Labelled, torch.nn.Module):
             that all heads share, "L2Normalization", without, or None.
         qk_norm_eps: added under its root.
         qk_norm_before_rope: it comes before rotary embedding instead of after.
+        seq_length, micro_batch_size: accepted, for callers written for Transformer Engine; here nothing is prepared for
+            them.
         tp_group, tp_size, sequence_parallel, set_parallel_mode, ub_bulk_wgrad, ub_bulk_dgrad, ub_overlap_rs_dgrad,
-            ub_overlap_rs, ub_overlap_ag, seq_length, micro_batch_size: of later features; anything but the default is
-            refused by name.
+            ub_overlap_rs, ub_overlap_ag: of later features; anything but the default is refused by name.
 
     Attributes:
         core_attention: the DotProductAttention.
@@ -147,6 +148,7 @@ class MultiheadAttention(Labelled, torch.nn.Module):
         check_together(kind, given)
         check_callable(f"{kind}: get_rng_state_tracker", get_rng_state_tracker)
         check_qk_norm(kind, qk_norm_type, qk_norm_eps)
+        check_prepared_sizes(kind, seq_length, micro_batch_size)
         super().__init__()
         self.name = name
         self.hidden_size = check_size(f"{kind}: hidden_size", hidden_size)

@@ -117,8 +117,6 @@ LATER_CONSTRUCTOR = {
     "ub_overlap_rs_dgrad": True,
     "ub_overlap_rs": True,
     "ub_overlap_ag": True,
-    "seq_length": 8,
-    "micro_batch_size": 2,
 }
 
 
