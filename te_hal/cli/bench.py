@@ -16,6 +16,7 @@ import te_hal
 from te_hal.cli.atomic import write_atomically
 from te_hal.cli.bench_cases import BenchCase, Maker, bench_cases
 from te_hal.cli.bench_clock import Clock
+from te_hal.cli.bench_outcome import FAILED as FAILED_CALL
 from te_hal.cli.bench_record import compare_records, read_record
 from te_hal.cli.bench_run import run_bench
 from te_hal.cli.bench_shapes import MODELS, Size, size_for
@@ -29,6 +30,9 @@ from te_hal.schema.errors import ArgumentError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+#: Defaults of --seconds and --threshold.
+_SECONDS, _THRESHOLD = 0.1, 0.1
+
 
 def bench(
     backend: Annotated[str | None, typer.Option(help='One of "te-hal backends"; default: the one in force.')] = None,
@@ -38,7 +42,9 @@ def bench(
     tokens: Annotated[int | None, typer.Option(min=1, help="Rows of every activation.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One model, few products: seconds on a CPU.")] = False,
     threads: Annotated[int | None, typer.Option(min=1, max=MOST_THREADS, help="Of torch, on a CPU.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.001, help="That one measurement may take.")] = 0.1,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.001, help=f"That one measurement may take; default: {_SECONDS}.")
+    ] = None,
     as_json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the record.")] = None,
     record: Annotated[
         Path | None, typer.Option("--from", metavar="FILE", help="Measure nothing: take this record.")
@@ -46,31 +52,48 @@ def bench(
     against: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Compare with this record; exit code 1 if a call is slower.")
     ] = None,
-    threshold: Annotated[float, typer.Option(min=0.0, help="Share of its time by which a call may be slower.")] = 0.1,
+    threshold: Annotated[
+        float | None,
+        typer.Option(min=0.0, help=f"Share of its time by which a call may be slower; default: {_THRESHOLD}."),
+    ] = None,
 ) -> None:
     """Time ops over the sizes of common language models: us, GB/s or TFLOP/s, and the share of a measured ceiling."""
     with wrong_input_ends(), nullcontext() if backend is None else te_hal.use_backend(backend):
-        before = None if against is None else read_record(against)
+        before = _before(against, threshold)
         if record is not None:
-            _refuse_beside_record(
-                {"--backend": backend, "--device": device, "--model": model, "--tokens": tokens, "--threads": threads}
-                | {"--json": as_json, "--quick": quick or None, "--op": None if op == ".*" else op}
-            )
+            given = {"--backend": backend, "--device": device, "--model": model, "--tokens": tokens, "--json": as_json}
+            given |= {"--threads": threads, "--seconds": seconds, "--quick": quick or None}
+            _refuse_beside_record(given | {"--op": None if op == ".*" else op})
             found = read_record(record)
         else:
             _check_writable(as_json)
             with torch_threads(threads, WORTH_SHARING):
-                found = _measure(device, op, tuple(model or ()), tokens, seconds, quick=quick)
+                found = _measure(device, op, tuple(model or ()), tokens, seconds or _SECONDS, quick=quick)
     if as_json is not None:
         write_atomically(as_json, (json.dumps(found, indent=1) + "\n").encode())
-    if not _show(found, before, threshold):
+    if not _show(found, before, _THRESHOLD if threshold is None else threshold):
         raise typer.Exit(FAILED)
+
+
+def _before(against: Path | None, threshold: float | None) -> dict[str, Any] | None:
+    """The record to compare with."""
+    if against is not None:
+        return read_record(against)
+    if threshold is not None:
+        raise ArgumentError(
+            "te-hal bench: --threshold",
+            got=f"{threshold:g} alone",
+            accepted="--against beside it",
+            todo="name a record",
+        )
+    return None
 
 
 def _show(found: dict[str, Any], before: dict[str, Any] | None, threshold: float) -> bool:
     """Print a record, and how it compares; whether every call ran, and none is slower."""
     print(*record_lines(found), sep="\n")
-    right = not any("failed" in row for row in found["rows"])
+    widths = [] if found["fp8"] is None else found["fp8"]["rows"]
+    right = not any(FAILED_CALL in row for row in found["rows"]) and not any(row[FAILED_CALL] for row in widths)
     if before is None:
         return right
     compared = compare_records(found, before, threshold)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from te_hal import ops
-from te_hal.cli.bench_shapes import LAYOUTS, MODELS, OPERANDS, SCALED, Model, Size
+from te_hal.cli.bench_shapes import LAYOUTS, MODELS, OPERANDS, PLAIN, SCALED, Model, Size
 from te_hal.schema.formats import ScalingMode, element_format
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from te_hal.dispatch import Backend
 
 _BF16, _E4M3 = torch.bfloat16, torch.float8_e4m3fn
-_PLAIN = "bf16"
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def _row_cases(tokens: int, model: Model) -> Iterator[BenchCase]:
     """Everything that is measured by bytes."""
     rows = (tokens, model.hidden)
     shape, inner = f"{tokens}x{model.hidden}", f"{tokens}x{2 * model.ffn}"
-    yield BenchCase("amax", _PLAIN, shape, lambda m: {"input": m.normal(*rows)})
+    yield BenchCase("amax", PLAIN, shape, lambda m: {"input": m.normal(*rows)})
     for name, mode in (
         ("per tensor", ScalingMode.TENSOR),
         ("1x128", ScalingMode.BLOCK_1X128),
@@ -102,7 +101,7 @@ def _row_cases(tokens: int, model: Model) -> Iterator[BenchCase]:
             yield BenchCase("quantize", variant, shape, _cast(rows, mode, copies))
         yield BenchCase("dequantize", name, shape, _decode(rows, mode))
     yield BenchCase("quantize_current", "rowwise", shape, lambda m: {"input": m.normal(*rows), "dtype": _E4M3})
-    yield BenchCase("bias_grad", _PLAIN, shape, lambda m: {"grad_output": m.normal(*rows)})
+    yield BenchCase("bias_grad", PLAIN, shape, lambda m: {"grad_output": m.normal(*rows)})
     yield from _norm_cases(rows, shape)
     gated = {"activation": "swiglu"}
     wide = (tokens, 2 * model.ffn)
@@ -118,7 +117,7 @@ def _row_cases(tokens: int, model: Model) -> Iterator[BenchCase]:
     yield BenchCase("softmax_fwd", "causal", words, lambda m: {"input": m.normal(*scores), "causal": "top_left"})
     yield BenchCase(
         "softmax_bwd",
-        _PLAIN,
+        PLAIN,
         words,
         lambda m: {"grad_output": m.normal(*scores), "output": m.normal(*scores).softmax(-1)},
     )
@@ -132,11 +131,11 @@ def _norm_cases(rows: tuple[int, int], shape: str) -> Iterator[BenchCase]:
         made |= {"mean": m.ones(tokens) * 0, "input": m.normal(*rows), "grad_output": m.normal(*rows)}
         return {name: made[name] for name in names}
 
-    yield BenchCase("rmsnorm_fwd", _PLAIN, shape, lambda m: given(m, "input", "weight"))
-    yield BenchCase("layernorm_fwd", _PLAIN, shape, lambda m: given(m, "input", "weight", "bias"))
+    yield BenchCase("rmsnorm_fwd", PLAIN, shape, lambda m: given(m, "input", "weight"))
+    yield BenchCase("layernorm_fwd", PLAIN, shape, lambda m: given(m, "input", "weight", "bias"))
     backward = ("grad_output", "input", "rstd", "weight")
-    yield BenchCase("rmsnorm_bwd", _PLAIN, shape, lambda m: given(m, *backward))
-    yield BenchCase("layernorm_bwd", _PLAIN, shape, lambda m: given(m, *backward, "mean"))
+    yield BenchCase("rmsnorm_bwd", PLAIN, shape, lambda m: given(m, *backward))
+    yield BenchCase("layernorm_bwd", PLAIN, shape, lambda m: given(m, *backward, "mean"))
     yield BenchCase(
         "rmsnorm_quantize",
         "per tensor, rowwise",
@@ -161,7 +160,7 @@ def _gemm_cases(size: Size, model: Model) -> Iterator[BenchCase]:
         if size.quick and name not in ("proj", "fc1"):
             continue
         for layout in LAYOUTS[: 1 if size.quick and name == "fc1" else 3]:
-            for way in (_PLAIN, *SCALED):
+            for way in (PLAIN, *SCALED):
                 yield BenchCase(
                     "gemm",
                     f"{way}, {layout}",
@@ -179,7 +178,7 @@ def _product(layout: str, way: str, sizes: tuple[int, int, int]) -> Callable[[Ma
         made: list[object] = []
         for operand in OPERANDS[layout]:
             plain = m.normal(*shapes[operand])
-            if way == _PLAIN:
+            if way == PLAIN:
                 made.append(plain)
             else:
                 flags = m.cast_flags(*SCALED[way].formats[operand], m.read_by(layout, operand, way))

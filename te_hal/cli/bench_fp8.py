@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from te_hal import ops
-from te_hal.cli.bench_shapes import LAYOUTS, OPERANDS, SCALED
-from te_hal.schema.errors import UnsupportedError
+from te_hal.cli.bench_outcome import FAILED, REFUSED, outcome_of
+from te_hal.cli.bench_shapes import LAYOUTS, OPERANDS, PLAIN, SCALED
+from te_hal.cli.failure import STEP_FAILURES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,46 +30,41 @@ def fp8_rows(maker: Maker, clock: Clock, size: Size) -> dict[str, Any]:
 
 
 def _row(maker: Maker, clock: Clock, tokens: int, width: int) -> dict[str, Any]:
-    """Least times: other work on the machine only ever adds to them."""
-    row: dict[str, Any] = {"width": width, "scaled_us": {}, "refused": {}}
-    row["bf16_us"] = clock.measure(_step(maker, tokens, width, None)).least_us
-    for name in SCALED:
-        refusal, step = _try(maker, tokens, width, name)
-        if refusal:
-            row["refused"][name] = refusal
+    """Least times: other work on the machine only ever adds to them. None in bf16 where that does not run."""
+    row: dict[str, Any] = {"width": width, "bf16_us": None, "scaled_us": {}, REFUSED: {}, FAILED: {}}
+    for way in (PLAIN, *SCALED):
+        try:
+            least = clock.measure(_step(maker, tokens, width, way)).least_us
+        except STEP_FAILURES as error:
+            word, why = outcome_of(error)
+            row[word][way] = why
+            continue
+        if way == PLAIN:
+            row["bf16_us"] = least
         else:
-            row["scaled_us"][name] = clock.measure(step).least_us
+            row["scaled_us"][way] = least
     return row
-
-
-def _try(maker: Maker, tokens: int, width: int, way: str) -> tuple[str, Callable[[], object]]:
-    """Why the backend does not run a step, or empty; and the step."""
-    step = _step(maker, tokens, width, way)
-    try:
-        step()
-    except UnsupportedError as error:
-        return str(error), step
-    return "", step
 
 
 def pays_from(rows: list[dict[str, Any]], name: str) -> int | None:
     """The smallest width from which a way of scaling is faster than bf16 at every measured one; None: at none."""
     found = None
     for row in reversed(rows):
-        if name not in row["scaled_us"] or row["scaled_us"][name] >= row["bf16_us"]:
+        scaled, plain = row["scaled_us"].get(name), row["bf16_us"]
+        if scaled is None or plain is None or scaled >= plain:
             break
         found = row["width"]
     return found
 
 
-def _step(maker: Maker, tokens: int, width: int, way: str | None) -> Callable[[], object]:
+def _step(maker: Maker, tokens: int, width: int, way: str) -> Callable[[], object]:
     plain = {"input": maker.normal(tokens, width), "weight": maker.normal(width, width)}
     plain["grad_output"] = maker.normal(tokens, width)
-    flags = {} if way is None else _flags(maker, way)
+    flags = {} if way == PLAIN else _flags(maker, way)
 
     def step() -> None:
         given: dict[str, Any] = {
-            name: value if way is None else ops.quantize(value, **flags[name]) for name, value in plain.items()
+            name: value if way == PLAIN else ops.quantize(value, **flags[name]) for name, value in plain.items()
         }
         for layout in LAYOUTS:
             a, b = (given[operand] for operand in OPERANDS[layout])

@@ -6,10 +6,12 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from te_hal.cli.bench_outcome import FAILED, REFUSED
 from te_hal.cli.bench_run import KIND, VERSION
 from te_hal.schema.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 #: What two records should have in common.
@@ -23,7 +25,6 @@ class Change:
     Attributes:
         id: of the call.
         before_us, now_us: the least time; None where it was refused or failed.
-        ratio: now over before; None where one of them is missing.
     """
 
     id: str
@@ -72,18 +73,44 @@ def read_record(path: Path) -> dict[str, Any]:
         raise _refused(path, "JSON of something else")
     if content.get("version") != VERSION:
         raise _refused(path, f"version {content.get('version')!r}")
-    rows = content.get("rows")
-    if not isinstance(rows, list) or not all(_is_row(row) for row in rows) or not {*_CIRCUMSTANCES} <= content.keys():
+    if not _is_whole(content):
         raise _refused(path, "a record that was cut short or altered")
     return content
 
 
-def _is_row(row: object) -> bool:
-    if not isinstance(row, dict) or not isinstance(row.get("id"), str):
+_NUMBER = (int, float)
+_RECORD = {"date": str, "versions": dict, "ceilings": dict, "rows": list}
+_CEILINGS = {"copy_gb_per_s": _NUMBER, "gemm_tflop_per_s": _NUMBER}
+_ROW = {"id": str, "op": str, "variant": str, "shape": str}
+_TIMED = {"us": _NUMBER, "least_us": _NUMBER, "of_ceiling": _NUMBER, "runs": str}
+_FP8 = {"tokens": int, "rows": list, "pays_from": dict}
+_WIDTH = {"width": int, "bf16_us": (*_NUMBER, type(None)), "scaled_us": dict, REFUSED: dict, FAILED: dict}
+
+
+def _is_whole(record: dict[str, Any]) -> bool:
+    """Whether all is there that is printed or compared."""
+    if not _has(record, _RECORD) or not {*_CIRCUMSTANCES, "fp8"} <= record.keys():
         return False
-    least = row.get("least_us")
-    timed = isinstance(least, (int, float)) and not isinstance(least, bool) and least > 0
-    return timed or isinstance(row.get("refused"), str) or isinstance(row.get("failed"), str)
+    fp8 = record["fp8"]
+    widths = fp8 is None or (_has(fp8, _FP8) and all(_has(row, _WIDTH) for row in fp8["rows"]))
+    return widths and _has(record["ceilings"], _CEILINGS) and all(_is_row(row) for row in record["rows"])
+
+
+def _is_row(row: Any) -> bool:  # noqa: ANN401 - whatever JSON has
+    if not _has(row, _ROW):
+        return False
+    if isinstance(row.get(REFUSED), str) or isinstance(row.get(FAILED), str):
+        return "least_us" not in row
+    rate = "gb_per_s" if "gb_per_s" in row else "tflop_per_s"
+    return _has(row, {**_TIMED, rate: _NUMBER}) and row["least_us"] > 0
+
+
+def _has(value: object, kinds: Mapping[str, type | tuple[type, ...]]) -> bool:
+    """Whether an object of JSON has values of these types."""
+    return isinstance(value, dict) and all(
+        name in value and isinstance(value[name], kind) and not isinstance(value[name], bool)
+        for name, kind in kinds.items()
+    )
 
 
 def _refused(path: Path, got: str) -> CheckpointError:

@@ -12,10 +12,11 @@ import torch
 from te_hal import ops
 from te_hal._version import __version__
 from te_hal.cli.bench_fp8 import fp8_rows
+from te_hal.cli.bench_outcome import outcome_of
+from te_hal.cli.failure import STEP_FAILURES
 from te_hal.cli.place import device_name
-from te_hal.dispatch import Runs, verdict
+from te_hal.dispatch import verdict
 from te_hal.schema.catalog import SCHEMAS
-from te_hal.schema.errors import ArgumentError, BackendUnavailableError, KernelError, StateError, UnsupportedError
 from te_hal.schema.storage import QuantizedStorage
 from te_hal.schema.validate import describe_call
 
@@ -96,15 +97,12 @@ def _row(maker: Maker, clock: Clock, case: BenchCase, ceilings: dict[str, float]
     try:
         arguments = case.make(maker)
         call = partial(_call, case.op, arguments)
-        row["runs"] = _runs(case.op, arguments)
         timing = clock.measure(call)
+        row["runs"] = _runs(case.op, arguments)
         moved = sum(map(_bytes, (*arguments.values(), call())))
-    except UnsupportedError as error:
-        return {**row, "refused": str(error)}
-    except torch.OutOfMemoryError:
-        return {**row, "refused": "the device has not enough memory for its operands"}
-    except (ArgumentError, BackendUnavailableError, KernelError, StateError, RuntimeError) as error:
-        return {**row, "failed": f"{type(error).__name__}: {error}"}
+    except STEP_FAILURES as error:
+        word, why = outcome_of(error)
+        return {**row, word: why}
     row |= {"us": timing.median_us, "least_us": timing.least_us, "timed": timing.runs}
     if case.operations:
         rate = case.operations / timing.median_us * 1e6 / _TERA
@@ -121,10 +119,9 @@ def _call(op: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - as the o
 
 
 def _runs(op: str, arguments: dict[str, Any]) -> str:
-    """What runs the call: "kernel", "composition" or "fallback"."""
+    """What ran the call: "kernel", "composition" or "fallback"."""
     given = {name: default for name, _, default in SCHEMAS[op].signature} | arguments
-    found = verdict(describe_call(SCHEMAS[op], given))
-    return Runs.KERNEL.value if found.runs is Runs.NOBODY else found.runs.value
+    return verdict(describe_call(SCHEMAS[op], given)).runs.value
 
 
 def _bytes(value: Any) -> int:  # noqa: ANN401 - an operand or a result

@@ -16,6 +16,9 @@ LAYOUTS = ("fprop", "dgrad", "wgrad")
 #: Operands of each product of a linear layer.
 OPERANDS = {"fprop": ("input", "weight"), "dgrad": ("grad_output", "weight"), "wgrad": ("grad_output", "input")}
 
+#: What everything is held against: no quantization.
+PLAIN = "bf16"
+
 _E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from te_hal.cli.bench_outcome import FAILED, REFUSED
+from te_hal.cli.bench_shapes import PLAIN
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -34,10 +37,10 @@ def record_lines(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _measured(row: dict[str, Any]) -> str:
-    if "refused" in row:
-        return f"refused: {row['refused']}"
-    if "failed" in row:
-        return f"FAILED: {row['failed']}"
+    if REFUSED in row:
+        return f"refused: {row[REFUSED]}"
+    if FAILED in row:
+        return f"FAILED: {row[FAILED]}"
     rate = f"{row['gb_per_s']:.4g} GB/s" if "gb_per_s" in row else f"{row['tflop_per_s']:.4g} TFLOP/s"
     note = "" if row["runs"] == "kernel" else f"  {row['runs']}"
     return f"{row['us']:>10.1f}  {rate:>15}  {row['of_ceiling']:>9.1%}{note}"
@@ -50,12 +53,26 @@ def _fp8_lines(found: dict[str, Any] | None) -> Iterator[str]:
     names = list(found["pays_from"])
     yield "  ".join([f"{'width':>7}", f"{'bf16 us':>11}", *(f"{name:>14}" for name in names)])
     for row in found["rows"]:
-        cells = [
-            f"{row['bf16_us'] / us:>12.2f} x" if us else f"{'refused':>14}" for us in map(row["scaled_us"].get, names)
-        ]
-        yield "  ".join([f"{row['width']:>7}", f"{row['bf16_us']:>11.1f}", *cells])
+        plain = row["bf16_us"]
+        shown = f"{_why(row, PLAIN):>11}" if plain is None else f"{plain:>11.1f}"
+        yield "  ".join([f"{row['width']:>7}", shown, *(_cell(row, name) for name in names)])
+    if all(row["bf16_us"] is None for row in found["rows"]):
+        yield "nothing to hold FP8 against: bf16 runs at none of these widths"
+        return
     for name, width in found["pays_from"].items():
         yield f"{name}: " + (f"pays from width {width}" if width else "pays at none of these widths on this device")
+
+
+def _cell(row: dict[str, Any], name: str) -> str:
+    """How much faster a way of scaling is than bf16; its time where that does not run."""
+    scaled, plain = row["scaled_us"].get(name), row["bf16_us"]
+    if scaled is None:
+        return f"{_why(row, name):>14}"
+    return f"{scaled:>11.1f} us" if plain is None else f"{plain / scaled:>12.2f} x"
+
+
+def _why(row: dict[str, Any], name: str) -> str:
+    return "FAILED" if name in row[FAILED] else REFUSED
 
 
 def comparison_lines(found: Comparison, threshold: float) -> Iterator[str]:

@@ -63,10 +63,15 @@ def _named(op: str | None) -> str:
 
 
 def _pairs(arguments: list[str]) -> dict[str, str]:
-    pairs = dict(text.partition("=")[::2] for text in arguments)
-    for name, value in pairs.items():
-        if not value:
-            raise ArgumentError("te-hal explain", got=repr(name), accepted="name=value", todo="write a=bf16")
+    pairs: dict[str, str] = {}
+    for text in arguments:
+        name, _, value = text.partition("=")
+        if not (name and value):
+            raise ArgumentError("te-hal explain", got=repr(text), accepted="name=value", todo="write a=bf16")
+        if name in pairs:
+            got = f"{name}={pairs[name]} and {text}"
+            raise ArgumentError("te-hal explain", got=got, accepted="each name once", todo="leave one out")
+        pairs[name] = value
     return pairs
 
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from faulty_backends import faulty
 from stub_backends import stub
 
 import te_hal
@@ -93,6 +94,41 @@ def test_what_a_backend_refuses_is_a_row_and_no_failure(command_line, tmp_path) 
     assert "refused: softmax_fwd on backend only_amax" in done.stdout
 
 
+def test_a_backend_without_products_has_a_record_that_says_so(command_line, tmp_path) -> None:
+    register_backend(stub("only_amax"))
+    path = tmp_path / "a.json"
+    done = command_line.call("bench", "--backend", "only_amax", "--quick", *OPTIONS, "--json", str(path))
+    assert done.exit_code == 0, done.output
+    found = record_of(path)
+    assert not any("runs" in row for row in found["rows"] if "refused" in row)
+    for row in found["fp8"]["rows"]:
+        assert (row["bf16_us"], row["scaled_us"], row["failed"]) == (None, {}, {})
+        assert "has no kernel for gemm" in row["refused"]["bf16"]
+    assert "nothing to hold FP8 against" in done.stdout
+    assert command_line.call("bench", "--from", str(path)).stdout == done.stdout
+
+
+def test_a_product_that_fails_at_one_width_leaves_the_others_and_ends_with_code_1(command_line, tmp_path) -> None:
+    def change(right):
+        def gemm(a, b, **settings):
+            if 256 in a.shape and settings["layout"] == "wgrad":
+                raise RuntimeError("the device has caught fire")
+            return right(a, b, **settings)
+
+        return gemm
+
+    register_backend(fire := faulty("gemm", change))
+    path = tmp_path / "a.json"
+    done = command_line.call("bench", "--backend", fire.name, "--quick", *OPTIONS, "--json", str(path))
+    assert done.exit_code == 1
+    narrow, wide = record_of(path)["fp8"]["rows"]
+    assert narrow["bf16_us"] > 0
+    assert narrow["failed"] == {}
+    assert wide["bf16_us"] is None
+    assert wide["failed"]["mxfp8"] == "RuntimeError: the device has caught fire"
+    assert "FAILED" in done.stdout.split("beside bf16:")[1]
+
+
 def test_a_kernel_that_fails_is_a_row_with_its_error_and_exit_code_1(command_line, tmp_path) -> None:
     def act(_):
         raise RuntimeError("the device has caught fire")
@@ -126,6 +162,8 @@ BAD = {
     "a folder that is missing": (("--json", "/no/such/folder/a.json"), "make the folder"),
     "a folder for a file": (("--json", "/"), "a file in a folder"),
     "a record that is missing": (("--against", "/no/such/file"), "a file that cannot be read"),
+    "a threshold for nothing": (("--threshold", "0.2"), "got 0.2 alone; accepted: --against beside it"),
+    "a time and a record": (("--from", "x.json", "--seconds", "0.1"), "got --seconds; accepted: --against"),
     "measuring and a record": (
         ("--from", "x.json", "--quick", "--op", "gemm"),
         "got --quick, --op; accepted: --against",

@@ -98,6 +98,19 @@ HARMED = {
         json.dumps(record({}, rows=[row("a", 1) | {"least_us": "fast"}])),
         "altered",
     ),
+    "a time without a rate": (
+        json.dumps(record({}, rows=[{k: v for k, v in row("a", 1).items() if k != "gb_per_s"}])),
+        "cut short or altered",
+    ),
+    "an op without a name": (
+        json.dumps(record({}, rows=[{k: v for k, v in row("a", 1).items() if k != "op"}])),
+        "cut short or altered",
+    ),
+    "no ceilings": (json.dumps(record(NOW, ceilings={})), "cut short or altered"),
+    "widths that are none": (
+        json.dumps(record(NOW, fp8={"tokens": 8, "rows": [{"width": 1}], "pays_from": {}})),
+        "cut short or altered",
+    ),
     "no circumstances": (json.dumps({k: v for k, v in record(NOW).items() if k != "device"}), "cut short or altered"),
 }
 
@@ -119,6 +132,7 @@ PAYS = {
     "not where it is slower again": ([(10, 5), (10, 15), (10, 5)], 3),
     "at none": ([(10, 5), (10, 10)], None),
     "not where the largest is refused": ([(10, 5), (10, None)], None),
+    "not where nothing is to be faster than": ([(10, 5), (None, 5)], None),
 }
 
 

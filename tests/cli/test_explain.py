@@ -29,6 +29,12 @@ def test_a_word_without_a_value_is_wrong_input(command_line):
     assert "name=value" in done.stderr
 
 
+def test_a_name_that_is_given_twice_is_wrong_input(command_line):
+    done = command_line.call("explain", "gemm", "a=bf16", "a=e4m3")
+    assert done.exit_code == 2
+    assert "got a=bf16 and a=e4m3; accepted: each name once" in done.stderr
+
+
 def test_a_policy_file_is_asked_about(command_line, tmp_path):
     (tmp_path / "policy.toml").write_text('[amax]\ndeny = ["cpu_reference"]\n')
     done = command_line.call("explain", "amax", "--policy", str(tmp_path / "policy.toml"))
