@@ -47,8 +47,8 @@ def _storage(mode: ScalingMode, shape: tuple[int, int]) -> QuantizedStorage:
     kind = StorageKind.of(E2M1, mode, rowwise=True, columnwise=both, order=ColumnwiseOrder.TRANSPOSED)
     storage = QuantizedStorage.empty(kind, shape, torch.bfloat16, "cpu")
     generator = torch.Generator().manual_seed(len(mode.value))
-    for codes, scale_inv in itertools.zip_longest(storage.tensors()[::2], storage.tensors()[1::2]):
-        if codes is not None:
+    for codes, scale_inv in zip(storage.tensors()[::2], storage.tensors()[1::2], strict=True):
+        if codes is not None and scale_inv is not None:
             codes.random_(0, 256, generator=generator)
             scale_inv.random_(0x30, 0x48, generator=generator)
             set_tensor_amax(scale_inv, torch.tensor([1234.5]))
