@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
 
+from te_hal.converting.in_projection import InProjection
 from te_hal.converting.linear import make_linear
+from te_hal.converting.masks import attention_mask, padding_mask, refuse_hint
 from te_hal.converting.replacement import reason_against_fp8
-from te_hal.modules import DotProductAttention, Linear
+from te_hal.modules import DotProductAttention
 from te_hal.schema.errors import ArgumentError
 
 if TYPE_CHECKING:
     from torch import nn
 
     from te_hal.quantization.operand_formats import Formats
+
+_WHERE = "MultiheadAttention"
 
 
 class MultiheadAttention(torch.nn.Module):
@@ -41,15 +45,21 @@ class MultiheadAttention(torch.nn.Module):
         size, has_bias, dtype = old.embed_dim, old.in_proj_bias is not None, old.in_proj_weight.dtype
         #: By parts: one product where queries, keys and values come from the same tensor, else one each.
         self._products = torch.nn.ModuleDict(
-            {
-                parts: _bare(Linear(size, len(parts) * size, bias=has_bias, params_dtype=dtype, device="meta"))
-                for parts in ("qkv", "kv", "q", "k", "v")
-            }
+            {parts: InProjection(parts, size, bias=has_bias, dtype=dtype) for parts in ("qkv", "kv", "q", "k", "v")}
         )
+        self._bind()
         self.core = DotProductAttention(
             self.num_heads, self.head_dim, attention_dropout=old.dropout, qkv_format="bshd", attn_mask_type="no_mask"
         )
         self.train(old.training)
+
+    def _bind(self) -> None:
+        for product in self._products.values():
+            product.read_from(self)  # type: ignore[operator] # an InProjection
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._bind()
 
     def forward(
         self,
@@ -78,16 +88,11 @@ class MultiheadAttention(torch.nn.Module):
             The result in query's shape; the weights ``[N, L, S]`` (per head ``[N, heads, L, S]``) or None.
 
         Raises:
-            ArgumentError: shapes that do not fit; ``is_causal`` without a mask.
+            ArgumentError: shapes that do not fit; a mask of another dtype; ``is_causal`` without a mask.
         """
-        if is_causal and attn_mask is None:
-            raise ArgumentError(
-                "MultiheadAttention: is_causal",
-                got="True without attn_mask",
-                accepted="True as a hint beside the causal attn_mask, as in torch",
-                todo="pass attn_mask as well",
-            )
+        refuse_hint(_WHERE, "attn_mask", attn_mask, is_causal=is_causal)
         batched = query.dim() == 3  # noqa: PLR2004 - else one sequence
+        self._check_shapes(query, key, value)
         given = {id(x): self._to_batch(x, batched=batched) for x in (query, key, value)}  # what is one stays one
         queries, keys, values = (self._heads(x) for x in self._project(*(given[id(x)] for x in (query, key, value))))
         bias = _added(key_padding_mask, attn_mask, queries, keys)
@@ -102,6 +107,20 @@ class MultiheadAttention(torch.nn.Module):
             return result[0], weights
         return (result if self.batch_first else result.transpose(0, 1)), weights
 
+    def _check_shapes(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        shapes = [tuple(x.shape) for x in (query, key, value)]
+        alike = key.shape == value.shape and key.dim() == query.dim() in (2, 3)
+        batch = 0 if self.batch_first else 1
+        if alike and (query.dim() == 2 or query.shape[batch] == key.shape[batch]):  # noqa: PLR2004 - one sequence
+            return
+        lead = "N, L" if self.batch_first else "L, N"
+        raise ArgumentError(
+            _WHERE,
+            got=f"query {shapes[0]}, key {shapes[1]}, value {shapes[2]}",
+            accepted=f"[{lead}, {self.embed_dim}] each, or [L, {self.embed_dim}]; one N, and a value for each key",
+            todo="correct them",
+        )
+
     def _to_batch(self, x: torch.Tensor, *, batched: bool) -> torch.Tensor:
         """``[N, L, E]``."""
         if not batched:
@@ -112,24 +131,13 @@ class MultiheadAttention(torch.nn.Module):
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if query is key is value:
-            queries, keys, values = self._product("qkv", query).chunk(3, -1)
+            queries, keys, values = self._products["qkv"](query).chunk(3, -1)
         elif key is value:
-            queries = self._product("q", query)
-            keys, values = self._product("kv", key).chunk(2, -1)
+            queries = self._products["q"](query)
+            keys, values = self._products["kv"](key).chunk(2, -1)
         else:
-            queries, keys, values = (self._product(p, x) for p, x in zip("qkv", (query, key, value), strict=True))
+            queries, keys, values = (self._products[p](x) for p, x in zip("qkv", (query, key, value), strict=True))
         return queries, keys, values
-
-    def _product(self, parts: str, x: torch.Tensor) -> torch.Tensor:
-        """``x`` times the rows of the weight that these parts have."""
-        product, size = self._products[parts], self.embed_dim
-        rows = slice("qkv".index(parts[0]) * size, ("qkv".index(parts[-1]) + 1) * size)
-        held = vars(product)  # past torch, which would register a parameter a second time
-        held["weight"] = self.in_proj_weight if parts == "qkv" else self.in_proj_weight[rows]
-        if self.in_proj_bias is not None:
-            held["bias"] = self.in_proj_bias if parts == "qkv" else self.in_proj_bias[rows]
-        result: torch.Tensor = product(x)
-        return result
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         return x.reshape(*x.shape[:-1], self.num_heads, self.head_dim)
@@ -162,32 +170,33 @@ class MultiheadAttention(torch.nn.Module):
 
 def attention(old: nn.MultiheadAttention, formats: Formats) -> MultiheadAttention | str:
     """The counterpart, or why there is none."""
+    reason = difference_of_attention(old) or reason_against_fp8(tuple(old.out_proj.weight.shape), formats)
+    return reason or MultiheadAttention(old)
+
+
+def difference_of_attention(old: nn.MultiheadAttention) -> str | None:
+    """What te_hal's attention would compute otherwise."""
     if not old._qkv_same_embed_dim:  # noqa: SLF001 - torch has no other word for separate weights
         return "its keys or values have sizes of their own (kdim, vdim)"
     if old.bias_k is not None or old.bias_v is not None or old.add_zero_attn:
         return "it adds a key of its own (add_bias_kv, add_zero_attn)"
-    reason = reason_against_fp8(tuple(old.out_proj.weight.shape), formats)
-    return reason or MultiheadAttention(old)
-
-
-def _bare(product: Linear) -> Linear:
-    """Without parameters: it is given what to read before each call."""
-    for name in (*product.weight_names, *product.bias_names):
-        del product._parameters[name]  # noqa: SLF001 - torch has no other way to leave the name to an attribute
-    return product
+    return None
 
 
 def _added(
     padding: torch.Tensor | None, mask: torch.Tensor | None, queries: torch.Tensor, keys: torch.Tensor
 ) -> torch.Tensor | None:
-    """Both masks as one that broadcasts to ``[N, heads, L, S]``: bool where both are, else what is added."""
+    """Both masks as one that broadcasts to ``[N, heads, L, S]``: bool where both are, else what is added.
+
+    Raises:
+        ArgumentError: one does not fit.
+    """
     batch, length, heads = queries.shape[:3]
     given = []
     if padding is not None:
-        given.append(padding.reshape(-1, 1, 1, keys.shape[1]))
+        given.append(padding_mask(f"{_WHERE}: key_padding_mask", padding, batch, keys.shape[1]))
     if mask is not None:
-        many = mask.dim() == 3  # noqa: PLR2004 - one per sequence and head
-        given.append(mask.reshape(batch, heads, length, -1) if many else mask.reshape(1, 1, length, -1))
+        given.append(attention_mask(f"{_WHERE}: attn_mask", mask, (batch, heads, length, keys.shape[1])))
     if not given:
         return None
     if all(x.dtype == torch.bool for x in given):

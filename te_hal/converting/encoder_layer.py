@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from te_hal.converting.attention import difference_of_attention
+from te_hal.converting.masks import attention_mask, padding_mask, refuse_hint
 from te_hal.converting.replacement import hand_over, reason_against_fp8
 from te_hal.modules import TransformerLayer
 from te_hal.schema.errors import UnsupportedError
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from te_hal.quantization.operand_formats import Formats
+
+_WHERE = "EncoderLayer"
 
 #: Parameters of TransformerLayer to those of torch's layer. Queries, keys and values lie one after the other in both.
 _NAMES = {
@@ -83,12 +87,13 @@ class EncoderLayer(torch.nn.Module):
             A tensor of src's shape.
 
         Raises:
+            ArgumentError: a mask of another shape or dtype; ``is_causal`` without a mask.
             UnsupportedError: a sequence without a batch; a mask with numbers other than 0 and -inf.
         """
-        del is_causal
+        refuse_hint(_WHERE, "src_mask", src_mask, is_causal=is_causal)
         if src.dim() != 3:  # noqa: PLR2004 - a batch
             raise UnsupportedError(
-                "EncoderLayer: src",
+                f"{_WHERE}: src",
                 got=f"shape {tuple(src.shape)}",
                 accepted="three sizes, with a batch",
                 todo="add a batch of one: src[None], or src[:, None] without batch_first",
@@ -96,11 +101,11 @@ class EncoderLayer(torch.nn.Module):
         batch, length = src.shape[:2] if self.self_attn.batch_first else (src.shape[1], src.shape[0])
         hidden = None
         if src_key_padding_mask is not None:
-            hidden = _hides("src_key_padding_mask", src_key_padding_mask).reshape(batch, 1, 1, length)
+            where = f"{_WHERE}: src_key_padding_mask"
+            hidden = _hides(where, padding_mask(where, src_key_padding_mask, batch, length))
         if src_mask is not None:
-            mask = _hides("src_mask", src_mask)
-            many = mask.dim() == 3  # noqa: PLR2004 - one per sequence and head
-            mask = mask.reshape(batch, self._heads, length, length) if many else mask.reshape(1, 1, length, length)
+            where = f"{_WHERE}: src_mask"
+            mask = _hides(where, attention_mask(where, src_mask, (batch, self._heads, length, length)))
             hidden = mask if hidden is None else hidden | mask
         kind = "no_mask" if hidden is None else "arbitrary"
         result: torch.Tensor = self.layer(src, hidden, self_attn_mask_type=kind)
@@ -125,10 +130,10 @@ def _difference(old: nn.TransformerEncoderLayer) -> str | None:
     names = {name for name, _ in old.named_parameters()}
     if not names.issuperset(_NAMES.values()) or old.norm1.eps != old.norm2.eps:
         return "it lacks a bias, or its norms have two eps; its parts stand alone"
-    return None
+    return difference_of_attention(old.self_attn)
 
 
-def _hides(name: str, mask: torch.Tensor) -> torch.Tensor:
+def _hides(where: str, mask: torch.Tensor) -> torch.Tensor:
     """A mask as bool, True where it hides.
 
     Raises:
@@ -139,7 +144,7 @@ def _hides(name: str, mask: torch.Tensor) -> torch.Tensor:
     hidden = mask == -torch.inf
     if not bool((hidden | (mask == 0)).all()):
         raise UnsupportedError(
-            f"EncoderLayer: {name}",
+            where,
             got="numbers that are added to the scores",
             accepted="bool, or 0 and -inf",
             todo="keep this layer out of te_hal.convert by its filter, or convert its parts",
