@@ -156,15 +156,16 @@ class _Kept(NamedTuple):
 
 
 class _Layer:
-    """What one stay in the context moved."""
+    """What one stay in the context moved: all of it, and the latest by place in memory."""
 
-    __slots__ = ("moved",)
+    __slots__ = ("all", "at")
 
     def __init__(self) -> None:
-        self.moved: dict[object, tuple[StorageWeakRef, weakref.ref[_Moved]]] = {}
+        self.all: list[weakref.ref[_Moved]] = []
+        self.at: dict[object, tuple[StorageWeakRef, weakref.ref[_Moved]]] = {}
 
     def fetch(self) -> None:
-        for _, reference in self.moved.values():
+        for reference in self.all:
             moved = reference()
             if moved is not None:
                 moved.fetch()
@@ -256,13 +257,14 @@ def _kept(tensor: torch.Tensor, layer: _Layer, transfer: Transfer) -> torch.Tens
 
 def _moved(layer: _Layer, place: object, transfer: Transfer, tensor: torch.Tensor) -> _Moved:
     """The memory of ``tensor``, moved now, or before if it is the same and was not written to since."""
-    held, reference = layer.moved.get(place, (None, None))
+    held, reference = layer.at.get(place, (None, None))
     alive = held is not None and not held.expired()  # type: ignore[no-untyped-call]
     moved = reference() if alive and reference is not None else None
     if moved is None:
         moved = _Moved(tensor.detach().reshape(-1).view(torch.uint8), transfer)
         held = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-        layer.moved[place] = held, weakref.ref(moved)
+        layer.at[place] = held, weakref.ref(moved)
+        layer.all.append(weakref.ref(moved))
     return moved
 
 
