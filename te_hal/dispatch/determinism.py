@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from te_hal.dispatch import selection
+from te_hal.dispatch.registry import REGISTRY
 from te_hal.schema.flags import check_flags
 
 
@@ -10,6 +10,11 @@ class _InForce:
     """For the whole process."""
 
     wanted = False
+
+
+def forget() -> None:
+    """Back to the start value."""
+    _InForce.wanted = False
 
 
 def set_deterministic(enabled: bool) -> None:
@@ -28,7 +33,7 @@ def set_deterministic(enabled: bool) -> None:
     """
     check_flags("te_hal.set_deterministic", {"enabled": enabled})
     _InForce.wanted = enabled
-    selection.renew_memos()  # plans that were made by the other choice go
+    REGISTRY.changed()  # plans that were made by the other choice go
 
 
 def is_deterministic() -> bool:

@@ -15,12 +15,15 @@ from dataclasses import dataclass
 from te_hal.dispatch import discovery
 from te_hal.dispatch.policy_source import start_policy
 
-#: Prints what list_backends says of one backend, behind whatever its import prints.
+#: Begins the line with the answer, among whatever a backend prints.
+_MARK = "te_hal list_backends: "
+
+#: Prints what list_backends says of one backend.
 _PROGRAM = """
 import json, sys
 import te_hal
 found = [info for info in te_hal.list_backends() if info.name == sys.argv[1]]
-print("\\n" + json.dumps([[info.usable, info.reason] for info in found]))
+print("\\n" + sys.argv[2] + json.dumps([[info.usable, info.reason] for info in found]))
 """
 
 
@@ -55,19 +58,20 @@ def _probe(name: str, others: list[str], timeout: float) -> Probed:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TE_HAL_")}
     environment |= {key: os.environ[key] for key in ("TE_HAL_LIBRARY_PATH", "TE_HAL_EMULATOR") if key in os.environ}
     environment["TE_HAL_DENY"] = ",".join(others)
-    command = [sys.executable, "-c", _PROGRAM, name]
+    command = [sys.executable, "-c", _PROGRAM, name, _MARK]
     try:
         done = subprocess.run(  # noqa: S603 - this interpreter, with a text of te_hal's own
             command, env=environment, capture_output=True, text=True, check=False, timeout=timeout
         )
     except subprocess.TimeoutExpired:
         return Probed(name, loads=False, usable=False, reason=f"did not come back in {timeout:g} s; {_leave_out(name)}")
-    if done.returncode != 0:
+    answers = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
+    if done.returncode != 0 or len(answers) != 1:
         said = done.stderr.strip().splitlines()[-1:] or [""]
-        how = f"ended its process by {_ending(done.returncode)}"
+        how = f"ended its process by {_ending(done.returncode)}{'' if answers else ', without an answer'}"
         reason = f"{how}{f' ({said[0]})' if said[0] else ''}; {_leave_out(name)}"
         return Probed(name, loads=False, usable=False, reason=reason)
-    ((usable, reason),) = json.loads(done.stdout.splitlines()[-1])
+    ((usable, reason),) = json.loads(answers[0].removeprefix(_MARK))
     return Probed(name, loads=True, usable=usable, reason=reason)
 
 
@@ -77,4 +81,7 @@ def _leave_out(name: str) -> str:
 
 
 def _ending(code: int) -> str:
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    if code >= 0:
+        return f"exit code {code}"
+    known = {each.value: each.name for each in signal.Signals}  # real-time signals have no names of their own
+    return known.get(-code, f"signal {-code}")

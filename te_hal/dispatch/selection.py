@@ -8,7 +8,7 @@ import weakref
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from te_hal.dispatch import calls, fallback, listing, policy_check, policy_source, registry
+from te_hal.dispatch import calls, determinism, fallback, listing, policy_check, policy_source, registry
 from te_hal.dispatch.policy import Policy
 from te_hal.schema.environment import ENVIRONMENT
 from te_hal.schema.errors import ArgumentTypeError, StateError
@@ -178,11 +178,6 @@ def use_policy(policy: Policy) -> contextlib.AbstractContextManager[None]:
     return _Scope(lambda: _with_policy(policy))
 
 
-def renew_memos() -> None:
-    """Have every kernel and plan chosen anew."""
-    _IN_FORCE.renew_memos()
-
-
 def in_force(selection: Selection) -> contextlib.AbstractContextManager[None]:
     """Have an earlier selection in force again inside a ``with`` block, for a forward that is computed again."""
     return _Scope(lambda: selection)
@@ -220,7 +215,8 @@ def get_policy() -> Policy:
 def reset() -> None:
     """Back to the state after import, for tests.
 
-    The environment's start values are in force again, counts are zero, and every warning can come again.
+    The environment's start values are in force again, set_deterministic is off, counts are zero, and every warning can
+    come again.
     Backends found by discovery stay; those added by ``register_backend`` go.
 
     Raises:
@@ -231,6 +227,7 @@ def reset() -> None:
         registry.forget_registered()
         _IN_FORCE.renew_memos()
         _IN_FORCE.process = _IN_FORCE.start()
+        determinism.forget()
         fallback.forget()
         calls.forget()
 

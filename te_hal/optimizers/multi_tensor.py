@@ -12,7 +12,8 @@ import torch
 
 from te_hal.optimizers.fused_adam import AdamSettings, adam_update
 from te_hal.optimizers.hyperparameters import check_number
-from te_hal.schema.errors import ArgumentError, ArgumentTypeError, NotBuiltError
+from te_hal.optimizers.multi_tensor_arguments import check_chunk, check_fp32, is_set, number, tensors_of
+from te_hal.schema.errors import ArgumentError, NotBuiltError
 from te_hal.schema.flags import check_flags
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class MultiTensorApply:
     """
 
     def __init__(self, chunk_size: int) -> None:
-        _check_chunk("MultiTensorApply", chunk_size)
+        check_chunk("MultiTensorApply", chunk_size)
         self.chunk_size = chunk_size
 
     def __call__(
@@ -51,11 +52,11 @@ class MultiTensorApply:
             ArgumentTypeError: no lists of tensors.
             ArgumentError: lists of different lengths.
         """
-        lists = _checked("MultiTensorApply", tensor_lists)
-        kept = [number for number, tensor in enumerate(lists[0]) if tensor.numel()]
+        lists = tensors_of("MultiTensorApply", tensor_lists)
+        kept = [place for place, tensor in enumerate(lists[0]) if tensor.numel()]
         if not kept:
             return None
-        return op(self.chunk_size, noop_flag_buffer, [[of[number] for number in kept] for of in lists], *args)
+        return op(self.chunk_size, noop_flag_buffer, [[of[place] for place in kept] for of in lists], *args)
 
 
 @torch.no_grad()
@@ -72,10 +73,10 @@ def multi_tensor_scale(chunk_size: int, noop_flag: torch.Tensor | None, tensor_l
         ArgumentTypeError, ArgumentError: lists, a flag or a number that do not fit.
     """
     where = "multi_tensor_scale"
-    _check_chunk(where, chunk_size)
-    sources, targets = _checked(where, tensor_lists, count=2)
-    _flag(where, noop_flag)
-    factor = _number(f"{where}: scale", scale)
+    check_chunk(where, chunk_size)
+    sources, targets = tensors_of(where, tensor_lists, 2)
+    is_set(where, noop_flag)
+    factor = number(f"{where}: scale", scale)
     finite = True
     for source, target in zip(sources, targets, strict=True):
         values = source.detach().to(torch.float32)
@@ -93,7 +94,7 @@ def multi_tensor_l2norm(
 
     Args:
         chunk_size: see the file's head.
-        noop_flag: left as it is: infinities and NaN go into the norm.
+        noop_flag: set to 1 where the norm of a tensor is infinite or NaN; what was in it decides nothing.
         tensor_lists: one.
         per_tensor: give the norm of each tensor too.
 
@@ -114,7 +115,7 @@ def multi_tensor_unscale_l2norm(
     inv_scale: torch.Tensor,
     per_tensor: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`multi_tensor_l2norm` of the tensors times ``inv_scale``; they stay as they are.
+    """:func:`multi_tensor_l2norm` of the tensors, multiplied by ``inv_scale`` before they are squared.
 
     Args:
         chunk_size: see the file's head.
@@ -145,14 +146,19 @@ def _norms(
     *,
     per_tensor: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    _check_chunk(where, chunk_size)
-    _flag(where, noop_flag)
+    check_chunk(where, chunk_size)
+    is_set(where, noop_flag)
     check_flags(where, {"per_tensor": per_tensor})
-    (tensors,) = _checked(where, tensor_lists, count=1)
-    norms = torch.stack([tensor.detach().to(torch.float32).norm() for tensor in tensors])
-    if factor is not None:
-        norms = norms * factor.to(norms.device, torch.float32).reshape(()).abs()
+    (tensors,) = tensors_of(where, tensor_lists, 1)
+    norms = torch.stack([_scaled(tensor, factor).norm() for tensor in tensors])
+    if noop_flag is not None and not bool(norms.isfinite().all()):
+        noop_flag.fill_(1)
     return norms.norm().reshape(1), norms if per_tensor else norms[:0]
+
+
+def _scaled(tensor: torch.Tensor, factor: torch.Tensor | None) -> torch.Tensor:
+    values = tensor.detach().to(torch.float32)
+    return values if factor is None else values * factor.to(values.device, torch.float32).reshape(())
 
 
 @torch.no_grad()
@@ -189,20 +195,12 @@ def multi_tensor_adam(
         ArgumentTypeError, ArgumentError: lists or numbers that do not fit.
     """
     where = "multi_tensor_adam"
-    _check_chunk(where, chunk_size)
-    lists = _checked(where, tensor_lists, count=len(tensor_lists) if len(tensor_lists) == 5 else 4)  # noqa: PLR2004
-    for name, value in {"lr": lr, "epsilon": epsilon, "weight_decay": weight_decay}.items():
-        check_number(f"{where}: {name}", value)
-    for name, rate in {"beta1": beta1, "beta2": beta2}.items():
-        check_number(f"{where}: {name}", rate, below=1.0)
-    if mode not in _MODES or type(step) is not int or step < 1 or bias_correction not in (0, 1):
-        raise ArgumentError(
-            where,
-            got=f"step={step!r}, mode={mode!r}, bias_correction={bias_correction!r}",
-            accepted="a step of at least 1; mode 0 (L2) or 1 (AdamW); bias_correction 0 or 1",
-            todo="correct them",
-        )
-    if _flag(where, noop_flag):
+    check_chunk(where, chunk_size)
+    lists = tensors_of(where, tensor_lists, 4, 5)
+    check_fp32(where, lists[2:])
+    _check_adam(where, {"lr": lr, "epsilon": epsilon, "weight_decay": weight_decay}, {"beta1": beta1, "beta2": beta2})
+    _check_choices(where, step, mode, bias_correction)
+    if is_set(where, noop_flag):
         return
     gradients, parameters, first, second, *masters = lists
     kept = masters[0] if masters else parameters
@@ -217,54 +215,22 @@ def multi_tensor_adam(
                 target.copy_(stepped)
 
 
-def _check_chunk(where: str, chunk_size: object) -> None:
-    if type(chunk_size) is not int or chunk_size < 1:
-        got = repr(chunk_size)
-        raise ArgumentError(f"{where}: chunk_size", got=got, accepted="an int of at least 1", todo="correct it")
+def _check_adam(where: str, numbers: dict[str, float], rates: dict[str, float]) -> None:
+    for name, value in numbers.items():
+        check_number(f"{where}: {name}", value)
+    for name, rate in rates.items():
+        check_number(f"{where}: {name}", rate, below=1.0)
 
 
-def _checked(where: str, tensor_lists: object, count: int | None = None) -> list[list[torch.Tensor]]:
-    """Lists of one length, whose tensors at one place have one shape."""
-    if not isinstance(tensor_lists, (list, tuple)) or not all(isinstance(of, (list, tuple)) for of in tensor_lists):
-        got = f"a {type(tensor_lists).__name__}"
-        raise ArgumentTypeError(f"{where}: tensor_lists", got=got, accepted="lists of tensors", todo="pass lists")
-    lists = [list(of) for of in tensor_lists]
-    if not all(isinstance(tensor, torch.Tensor) for of in lists for tensor in of):
-        raise ArgumentTypeError(
-            f"{where}: tensor_lists", got="what is no tensor", accepted="lists of tensors", todo="pass tensors"
-        )
-    lengths = [len(of) for of in lists]
-    if not lists or len(set(lengths)) > 1 or not lengths[0] or (count is not None and len(lists) != count):
-        wanted = "lists" if count is None else f"{count} lists"
+def _check_choices(where: str, step: object, mode: object, bias_correction: object) -> None:
+    right = type(mode) is int and mode in _MODES and type(step) is int and step >= 1
+    if not right or bias_correction not in (0, 1):
         raise ArgumentError(
-            f"{where}: tensor_lists",
-            got=f"{len(lists)} lists of {lengths} tensors",
-            accepted=f"{wanted} of one length above 0",
+            where,
+            got=f"step={step!r}, mode={mode!r}, bias_correction={bias_correction!r}",
+            accepted="a step of at least 1; mode 0 (L2) or 1 (AdamW); bias_correction 0 or 1",
             todo="correct them",
         )
-    for place, tensors in enumerate(zip(*lists, strict=True)):
-        shapes = [tuple(tensor.shape) for tensor in tensors]
-        if len(set(shapes)) > 1:
-            got = f"shapes {shapes} at {place}"
-            accepted = "one shape at each place"
-            raise ArgumentError(f"{where}: tensor_lists", got=got, accepted=accepted, todo="correct them")
-    return lists
-
-
-def _flag(where: str, noop_flag: object) -> bool:
-    """Whether it is set; a None never is."""
-    if noop_flag is None:
-        return False
-    if isinstance(noop_flag, torch.Tensor) and noop_flag.numel() == 1:
-        return bool(noop_flag.ne(0))
-    got = f"shape {tuple(noop_flag.shape)}" if isinstance(noop_flag, torch.Tensor) else repr(noop_flag)
-    raise ArgumentError(f"{where}: noop_flag", got=got, accepted="a tensor of one number, or None", todo="correct it")
-
-
-def _number(where: str, value: object) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    raise ArgumentError(where, got=repr(value), accepted="a number", todo="correct it")
 
 
 #: Transformer Engine's other kernels, by what does their work here.

@@ -10,12 +10,6 @@ import te_hal.modules as te
 from te_hal import recipe
 
 
-@pytest.fixture(autouse=True)
-def _off_afterwards():
-    yield
-    te_hal.set_deterministic(False)
-
-
 def chosen(device: str) -> te_hal.modules.attention.choice.Choice:
     made = torch.zeros(4, 1, 2, 8, device=device)
     with te_hal.use_backend("null" if device == "meta" else "cpu_reference"):
@@ -51,6 +45,12 @@ def test_a_training_with_dropout_gives_the_same_bytes_twice():
             y.square().sum().backward()
         found.append([y, *(parameter.grad for parameter in layer.parameters())])
     assert all(map(torch.equal, *found))
+
+
+def test_reset_turns_it_off():
+    te_hal.set_deterministic(True)
+    te_hal.reset()
+    assert chosen("meta").implementation == "torch"
 
 
 def test_what_is_no_bool_is_refused():

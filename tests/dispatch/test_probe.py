@@ -13,8 +13,9 @@ MODULES = {
     "aborts": "import os\nos.abort()\n",
     "hangs": "import time\ntime.sleep(600)\n",
     "leaves": "import os\nos._exit(3)\n",
+    "leaves_quietly": "import os\nos._exit(0)\n",
     "raises": "print('hello')\nraise OSError('libchip.so.1 is missing')\n",
-    "works": "print('hello')\n",
+    "works": "import atexit\nprint('hello')\natexit.register(print, 'good bye')\n",
 }
 
 
@@ -33,7 +34,7 @@ def plugins(tmp_path: Path, monkeypatch) -> None:
 
 
 #: In place of the real program, which imports torch.
-QUICK = "import sys; __import__(sys.argv[1] + '_chip'); print('[[true, \"\"]]')"
+QUICK = "import sys; __import__(sys.argv[1] + '_chip'); print(sys.argv[2] + '[[true, \"\"]]')"
 
 
 @pytest.mark.usefixtures("plugins")
@@ -46,13 +47,14 @@ def test_a_backend_that_crashes_hangs_or_leaves_is_named_and_the_others_are_aske
     assert found["aborts"].reason.endswith("leave it out with TE_HAL_DENY=aborts")
     assert found["hangs"].reason.startswith("did not come back in 3 s")
     assert "ended its process by exit code 3" in found["leaves"].reason
+    assert found["leaves_quietly"].reason.startswith("ended its process by exit code 0, without an answer")
     assert found["works"] == Probed("works", loads=True, usable=True, reason="")
-    assert [probed.loads for probed in found.values()] == [False, False, False, False, True]
+    assert [probed.loads for probed in found.values()] == [False, False, False, False, False, True]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("plugins")
 def test_what_a_backend_says_of_itself_comes_back_and_the_others_are_not_loaded() -> None:
-    found = probe._probe("raises", ["aborts", "hangs", "leaves", "works"], 60.0)
+    found = probe._probe("raises", ["aborts", "hangs", "leaves", "leaves_quietly", "works"], 60.0)
     reason = "failed to load from raises_chip:create_backend: OSError: libchip.so.1 is missing"
     assert found == Probed("raises", loads=True, usable=False, reason=reason)

@@ -63,6 +63,24 @@ def test_norms_are_those_of_float64_of_all_and_of_each(dtype):
     assert multi_tensor_l2norm(CHUNK, None, [given])[1].numel() == 0
 
 
+@pytest.mark.parametrize("value", [1.0, float("inf"), float("nan"), 1e30])
+def test_a_norm_that_is_not_finite_sets_the_flag(value):
+    given, flag = tensors(), torch.zeros(1, dtype=torch.int32)
+    given[2][:2] = value
+    total, _ = multi_tensor_l2norm(CHUNK, flag, [given])
+    assert bool(flag) is (value != 1.0)
+    assert bool(total.isfinite()) is (value == 1.0)
+
+
+def test_what_is_unscaled_is_so_before_it_is_squared():
+    large, small = torch.full((4,), 1e25), torch.full((4,), 1e-25)
+    for tensor, inv_scale in ((large, 1e-20), (small, 1e20)):
+        flag = torch.zeros(1, dtype=torch.int32)
+        total, _ = multi_tensor_unscale_l2norm(CHUNK, flag, [[tensor]], torch.tensor([-inv_scale]))
+        assert total.item() == pytest.approx(2 * tensor[0].item() * inv_scale, rel=1e-6)
+        assert flag == 0
+
+
 @pytest.mark.parametrize("mode", [0, 1], ids=["l2", "adamw"])
 @pytest.mark.parametrize("correction", [0, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -136,7 +154,15 @@ WRONG = {
     "inv_scale": (lambda: multi_tensor_unscale_l2norm(1, None, ONE, 0.5), "inv_scale: got 0.5"),
     "step": (lambda: multi_tensor_adam(1, None, ONE * 4, 1.0, 0.9, 0.9, 1e-8, 0, 1, 1, 0.0), "got step=0"),
     "beta": (lambda: multi_tensor_adam(1, None, ONE * 4, 1.0, 1.0, 0.9, 1e-8, 1, 1, 1, 0.0), "beta1: got 1.0"),
-    "adam's lists": (lambda: multi_tensor_adam(1, None, ONE, 1.0, 0.9, 0.9, 1e-8, 1, 1, 1, 0.0), "accepted: 4 lists"),
+    "adam's lists": (
+        lambda: multi_tensor_adam(1, None, ONE, 1.0, 0.9, 0.9, 1e-8, 1, 1, 1, 0.0),
+        "accepted: 4 or 5 lists",
+    ),
+    "adam's moments": (
+        lambda: multi_tensor_adam(1, None, [*ONE * 3, [torch.ones(2).half()]], 1.0, 0.9, 0.9, 1e-8, 1, 1, 1, 0.0),
+        "got moments or masters of torch.float16, torch.float32",
+    ),
+    "mode": (lambda: multi_tensor_adam(1, None, ONE * 4, 1.0, 0.9, 0.9, 1e-8, 1, [1], 1, 0.0), r"mode=\[1\]"),
 }
 
 
@@ -148,9 +174,11 @@ def test_what_cannot_be_is_refused_by_name(which):
 
 
 def test_what_is_no_list_of_tensors_is_a_type_error():
-    for wrong in (torch.ones(2), [torch.ones(2)], [["no tensor"]]):
+    for wrong in (None, torch.ones(2), [torch.ones(2)], [["no tensor"]]):
         with pytest.raises(TypeError, match="tensor_lists"):
             multi_tensor_l2norm(1, None, wrong)
+        with pytest.raises(TypeError, match="tensor_lists"):
+            multi_tensor_adam(1, None, wrong, 1.0, 0.9, 0.9, 1e-8, 1, 1, 1, 0.0)
 
 
 @pytest.mark.parametrize("name", ["multi_tensor_sgd", "multi_tensor_adam_fp8", "multi_tensor_adam_capturable"])
