@@ -125,8 +125,9 @@ inline int32_t quantize_nvfp4(uintptr_t input, int32_t input_dtype, int64_t rows
                                 columnwise_data,
                                 columnwise_scale_inv};
     int32_t status = check_fp4_request(request, workspace, workspace_size);
+    if (status != TE_HAL_OK) return status;
     const Fp4Target target = fp4_target(request, workspace);
-    if (status == TE_HAL_OK && target.partial_count > 0) {
+    if (target.partial_count > 0) {
         status = launch_amax_of_elements(input, input_dtype, elements_of(rows, cols), workspace, 0, false, stream);
     }
     if (status == TE_HAL_OK && target.transforms && target.transformed_count > 0) {

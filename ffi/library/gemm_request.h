@@ -81,7 +81,7 @@ inline OperandScales operand_scales(const OperandRequest& r) {
     const ScaleKind kind = fp4                           ? ScaleKind::kE4M3
                            : r.mode == TE_HAL_MODE_MXFP8 ? ScaleKind::kE8M0
                                                          : ScaleKind::kFloat32;
-    const int64_t pitch = r.fp4_layout().pitch;
+    const int64_t pitch = fp4 ? r.fp4_layout().pitch : 0;
     const int64_t row_stride = fp4 ? (rowwise ? pitch : 1) : r.scale_row_stride;
     const int64_t col_stride = fp4 ? (rowwise ? 1 : pitch) : r.scale_col_stride;
     if (r.keeps_rows) return {scale_invs, kind, row_stride, col_stride, blocks.row_shift, blocks.col_shift};

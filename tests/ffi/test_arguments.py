@@ -143,6 +143,7 @@ REFUSED = [
     ("quantize_blocks", {"mode": "MODE_MTFP8_128X128", "epsilon": 1.0}, "INVALID_ARGUMENT", "epsilon"),
     ("quantize_nvfp4", {"rows": 24}, "INVALID_ARGUMENT", "multiples of 16"),
     ("quantize_nvfp4", {"cols": 2**59}, "SIZE_OVERFLOW", "less than 2^60"),
+    ("quantize_nvfp4", {"rows": 2**63 - 1, "cols": 0}, "SIZE_OVERFLOW", "less than 2^60"),
     ("quantize_nvfp4", {"mode": "MODE_MXFP8"}, "INVALID_ARGUMENT", "mode is 5"),
     ("quantize_nvfp4", {"mode": "MODE_NVFP4_16X16", "flags": 64}, "INVALID_ARGUMENT", "flags are 0x40"),
     ("quantize_nvfp4", {"seed_high": 1}, "INVALID_ARGUMENT", "without TE_HAL_FLAG_BY_CHANCE"),
