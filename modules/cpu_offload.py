@@ -67,8 +67,8 @@ def get_cpu_offload_context(  # noqa: D417 - arguments of later features are nam
         offload_stream: the stream that copies; None: one of its own.
 
     Returns:
-        The context, which may be entered again and again, not twice at once; the function, which takes and gives a
-        tensor.
+        The context, which may be entered again and again, not twice at once; what raises in it ends that forward, and
+        layers are counted anew. The function, which takes and gives a tensor.
 
     Raises:
         ArgumentError: a number or flag that cannot be.
@@ -206,6 +206,8 @@ class OffloadedLayers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         stack, self._stack = self._stack, None
+        if error is not None:
+            self._entered = 0  # the forward ends here, so the next one begins with its first layer
         if stack is not None:
             stack.close()
 

@@ -16,7 +16,7 @@ import torch
 from te_hal.dispatch import current_selection, in_force
 from te_hal.quantization import Float8Quantizer, HybridQuantizer
 from te_hal.quantization.autocast import current_frame, frame_in_force, note_module
-from te_hal.quantization.checkpointed import current_phase
+from te_hal.quantization.checkpointed import current_phase, is_in_backward
 from te_hal.quantization.copies import with_copies
 from te_hal.schema.errors import UnsupportedError
 from te_hal.schema.formats import ScalingMode
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _M = TypeVar("_M", bound=torch.nn.Module)
-
-_NO_GRAPH_TASK = -1
 
 
 class CallRecord:
@@ -176,7 +174,7 @@ def refuse_recompute(module: str, *, fp8: bool) -> None:
     Raises:
         UnsupportedError: see above.
     """
-    if fp8 and torch._C._current_graph_task_id() != _NO_GRAPH_TASK:  # noqa: SLF001 - torch has no public question
+    if fp8 and is_in_backward():
         raise UnsupportedError(
             module,
             got="an FP8 forward inside a backward pass: a hook that runs the module, or activation recompute by other "

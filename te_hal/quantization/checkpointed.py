@@ -102,9 +102,14 @@ class Phase(NamedTuple):
     in_backward: bool = False
 
 
+def is_in_backward() -> bool:
+    """Whether a backward runs in this thread."""
+    return torch._C._current_graph_task_id() != _NO_GRAPH_TASK  # noqa: SLF001 - torch has no public question
+
+
 def current_phase() -> Phase | None:
     """Where the caller is; None: neither in a checkpointed function nor in a backward."""
-    in_backward = torch._C._current_graph_task_id() != _NO_GRAPH_TASK  # noqa: SLF001 - torch has no public question
+    in_backward = is_in_backward()
     if not in_backward and torch.is_grad_enabled() and _TOP_HOOKS is not None and _TOP_HOOKS(False) is None:
         return None
     found = _look(sys._getframe(1), in_backward=in_backward)  # noqa: SLF001 - nor for this

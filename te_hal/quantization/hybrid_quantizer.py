@@ -120,6 +120,9 @@ class HybridQuantizer(Quantizer):
             if not isinstance(out, HybridStorage) or out.shape != tuple(tensor.shape):
                 raise self._no_refill(out, tensor)
             parts = out.rowwise, out.columnwise
+            children = self.rowwise_quantizer, self.columnwise_quantizer
+            if not all(map(_is_made_by, parts, children, (rowwise, columnwise))):
+                raise self._no_refill(out, tensor)
         made = self._parts(tensor, HybridCasts(kernels, kernels, copies), parts)
         if out is not None:
             return out  # type: ignore[no-any-return] # a HybridStorage
@@ -164,7 +167,7 @@ class HybridQuantizer(Quantizer):
         return ArgumentError(
             "HybridQuantizer: out",
             got=f"{getattr(out, 'kind', type(out).__name__)!r} of shape {getattr(out, 'shape', None)}",
-            accepted=f"what a HybridQuantizer made, of shape {tuple(tensor.shape)}",
+            accepted=f"of this HybridQuantizer's making, shape {tuple(tensor.shape)}, with the parts that are asked for",
             todo="leave it out, or quantize with the quantizer that made it",
         )
 
@@ -216,6 +219,15 @@ class HybridQuantizer(Quantizer):
             self.columnwise_quantizer.copy(),
         )
         return made
+
+
+def _is_made_by(part: Part | None, child: Quantizer, wanted: bool) -> bool:
+    """Whether a part is one that a quantizer can fill again, where it is wanted; else that there is none."""
+    if part is None or not wanted:
+        return part is None and not wanted
+    if isinstance(child, UnquantizedQuantizer):
+        return isinstance(part, torch.Tensor)
+    return isinstance(part, QuantizedStorage) and part.format is child.format and part.mode is child.mode
 
 
 def _empty_part(child: Quantizer, shape: tuple[int, ...], settings: dict[str, Any]) -> Any:  # noqa: ANN401 - a Part

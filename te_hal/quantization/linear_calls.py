@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from te_hal.quantization.operand_formats import READERS
 from te_hal.schema.formats import ScalingMode
 from te_hal.schema.support import Call
 
@@ -110,14 +111,6 @@ def linear_copies(
     )
 
 
-#: The two products that read an operand, and as which of theirs.
-_READERS = {
-    "input": (("fprop", "a"), ("wgrad", "b")),
-    "weight": (("fprop", "b"), ("dgrad", "b")),
-    "grad_output": (("dgrad", "a"), ("wgrad", "a")),
-}
-
-
 def _hybrid_copies(
     gemm_copies: Callable[[str, ElementFormat, ScalingMode], GemmCopies],
     formats: Formats,
@@ -127,7 +120,7 @@ def _hybrid_copies(
 ) -> Iterator[tuple[str, HybridCopies]]:
     for role, _ in formats.hybrids:
         found: list[Copies | None] = []
-        for layout, operand in _READERS[role]:
+        for layout, operand in READERS[role]:
             of, copies = formats.read_by(layout, role), NO_COPIES
             if of is not None:
                 copies = _union([getattr(gemm_copies(layout, of.format, of.mode), operand)])

@@ -70,8 +70,12 @@ class HybridFormat(NamedTuple):
     chained: bool
 
 
-#: The product that reads the rowwise part of an operand.
-_FIRST = {"input": "fprop", "weight": "fprop", "grad_output": "dgrad"}
+#: The two products that read an operand, and as which of theirs: the rowwise part's, then the columnwise one's.
+READERS = {
+    "input": (("fprop", "a"), ("wgrad", "b")),
+    "weight": (("fprop", "b"), ("dgrad", "b")),
+    "grad_output": (("dgrad", "a"), ("wgrad", "a")),
+}
 
 
 class Formats(NamedTuple):
@@ -105,7 +109,7 @@ class Formats(NamedTuple):
         """What a product reads of an operand; None where that is a plain tensor."""
         hybrid = self.hybrid(role)
         if hybrid is not None:
-            return hybrid.rowwise if layout == _FIRST[role] else hybrid.columnwise
+            return hybrid.rowwise if layout == READERS[role][0][0] else hybrid.columnwise
         of: OperandFormat | None = getattr(self, role)
         return of if self.backward_override is None or layout == "fprop" else None
 

@@ -138,6 +138,17 @@ def test_only_the_first_layers_are_offloaded_and_every_forward_counts_anew():
     assert counts[1] == 2 * counts[0] > 0
 
 
+def test_after_a_forward_that_raised_the_next_one_begins_with_the_first_layer():
+    host, layers = Host(), model()
+    offloaded = OffloadedLayers(1, LAYERS, host)
+    with pytest.raises(OSError, match="the loader"), offloaded:
+        raise OSError("the loader has failed")
+    forward(layers, data(), "plain", offloaded)
+    alone = Host()
+    forward(layers, data(), "plain", OffloadedLayers(1, LAYERS, alone))
+    assert host.moved == alone.moved != []
+
+
 def test_the_way_back_begins_a_layer_ahead():
     host, layers, begun = Host(), model(), []
     offloaded = OffloadedLayers(LAYERS, LAYERS, host)

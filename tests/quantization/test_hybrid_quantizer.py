@@ -148,8 +148,13 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written():
         te.Float8CurrentScalingQuantizer(E4M3).quantize(data(seed=8), out=q)
     with pytest.raises(ArgumentError, match="HybridQuantizer: out: got E4M3/tensor"):
         hybrid(("mxfp8", "nvfp4")).quantize(x, out=float8)
-    with pytest.raises(ArgumentError, match="quantize: got out"):
-        hybrid(("nvfp4", "mxfp8")).quantize(data(seed=8), out=q)
+    for other in (("nvfp4", "mxfp8"), ("mxfp8", "1x128"), ("identity", "nvfp4"), ("mxfp8", "identity")):
+        with pytest.raises(ArgumentError, match="HybridQuantizer: out: got hybrid"):
+            hybrid(other).quantize(data(seed=8), out=q)
+    with pytest.raises(ArgumentError, match="with the parts that are asked for"):
+        hybrid(("mxfp8", "nvfp4")).quantize_storage(data(seed=8), rowwise=True, out=q.quantized_storage)
+    with pytest.raises(ArgumentError, match="HybridQuantizer: out"):
+        hybrid(("identity", "mxfp8")).quantize(data(seed=8), out=hybrid(("mxfp8", "identity"))(x))
     with pytest.raises(ArgumentError, match=r"of shape \(64, 64\)"):
         hybrid(("mxfp8", "nvfp4")).quantize(data(64, 64), out=q)
     with pytest.raises(ArgumentTypeError, match="dequantize: input: got a HybridStorage"):
