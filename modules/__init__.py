@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from te_hal import optimizers
-from te_hal.modules import router
+from te_hal.modules import ops, router
 from te_hal.modules.attention import (
     DotProductAttention,
     MultiheadAttention,
@@ -136,6 +136,7 @@ __all__ = [
     "moe_sort_chunks_by_index",
     "moe_sort_chunks_by_index_with_probs",
     "moe_unpermute",
+    "ops",
     "optimizers",
     "parallel_cross_entropy",
     "prepare_for_saving",
@@ -165,7 +166,6 @@ _LATER = (
     "make_graphed_callables",
     "newton_schulz",
     "onnx_export",
-    "ops",
     "restore_from_func_ctx",
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from te_hal.dispatch import resolve
 from te_hal.modules import linear_steps
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from te_hal.modules.linear_call import LinearCall
     from te_hal.modules.linear_steps import Operand
     from te_hal.modules.plan import LinearPlan
+    from te_hal.modules.plan_key import PlanKey
+    from te_hal.quantization.linear_calls import LinearCopies
     from te_hal.quantization.operand_formats import OperandFormat
+    from te_hal.schema.formats import ColumnwiseOrder
     from te_hal.schema.storage import QuantizedStorage
     from te_hal.schema.support import Kind
 
@@ -105,12 +108,29 @@ def casts_gradient(of: OperandFormat | None) -> bool:
     return of is not None and (of.delayed or of.mode != ScalingMode.TENSOR)
 
 
-def make_activation_stage(key: ActivationKey, first: LinearPlan, second: LinearPlan) -> ActivationStage:
+class ProductBefore(Protocol):
+    """What the activation's backward must know of the product whose gradient it gives; every LinearPlan does."""
+
+    @property
+    def key(self) -> PlanKey:
+        """Says who casts the gradient."""
+
+    @property
+    def copies(self) -> LinearCopies:
+        """Of the operands, the gradient among them."""
+
+    @property
+    def order(self) -> ColumnwiseOrder:
+        """Memory order of columnwise copies."""
+
+
+def make_activation_stage(key: ActivationKey, first: ProductBefore | None, second: LinearPlan) -> ActivationStage:
     """Bind the kernels.
 
     Args:
         key: the activation.
-        first: the product before it; its key says who casts its gradient, and whether one is wanted.
+        first: the product before it; its key says who casts its gradient, and whether one is wanted. None: there is
+            none, and nobody casts.
         second: the product behind it; its key says who casts its input.
     """
     forward, quantize = _forward_kernels(key, second)
@@ -129,10 +149,10 @@ def _forward_kernels(key: ActivationKey, second: LinearPlan) -> tuple[Any, Any]:
     return None, resolve(call).kernel
 
 
-def _backward_kernels(key: ActivationKey, first: LinearPlan, *, wanted: bool) -> tuple[Any, Any]:
+def _backward_kernels(key: ActivationKey, first: ProductBefore | None, *, wanted: bool) -> tuple[Any, Any]:
     """The backward alone, or with the cast; None for what does not run."""
-    of = first.key.format_of("grad_output") if first.key.grad_is_quantized else None
-    if of is not None and (first.key.dgrad or first.key.wgrad):
+    of = first.key.format_of("grad_output") if first is not None and first.key.grad_is_quantized else None
+    if first is not None and of is not None and (first.key.dgrad or first.key.wgrad):
         made = of.kind(first.copies.grad_made, first.order)
         kinds: dict[str, Kind] = {"grad_output": key.dtype, "input": key.dtype}
         own = {"activation": key.name, "bias_grad": first.key.bias_grad}
@@ -152,7 +172,9 @@ def _resolve_plain(direction: str, key: ActivationKey, grad: dict[str, Kind]) ->
     return resolve(Call(f"bias_activation_{direction}", key.device, {**kinds, "bias": key.dtype}, flags)).kernel
 
 
-def activate(result: torch.Tensor, bias: torch.Tensor | None, stage: ActivationStage, call: LinearCall) -> Operand:
+def activate(
+    result: torch.Tensor, bias: torch.Tensor | None, stage: ActivationStage, call: LinearCall
+) -> tuple[Operand, torch.Tensor | None]:
     """The activation of the first product's result ``[M, F or 2F]``, for the product of ``call`` (F2).
 
     Args:
@@ -160,14 +182,17 @@ def activate(result: torch.Tensor, bias: torch.Tensor | None, stage: ActivationS
         bias: what is added to it first, where the stage adds it.
         stage: the kernels.
         call: of the second product.
+
+    Returns:
+        What fprop reads; the result in the activation dtype, None where no such tensor exists.
     """
     if stage.quantize is not None and call.quantizers is not None:
         quantizer, made = call.quantizers.input, call.plan.copies.input_made
         storage: QuantizedStorage = linear_steps.cast_by(quantizer, made, stage.quantize, result, **stage.arguments)[0]
-        return storage
+        return storage, None
     given = (result,) if bias is None else (result, bias)
     output = stage.forward(*given, **stage.arguments, out_dtype=stage.key.dtype)
-    return linear_steps.input_operand(output, call)
+    return linear_steps.input_operand(output, call), output
 
 
 def activation_backward(

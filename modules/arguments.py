@@ -40,6 +40,8 @@ _FEATURES = {
     **dict.fromkeys(("qk_norm_type", "qk_norm_eps", "qk_norm_before_rope"), _QK_NORM),
     **dict.fromkeys(("core_attention_bias_type", "core_attention_bias"), _BIASED),
     **dict.fromkeys(("fp8_output", "bf16_backward"), _FP8_ATTENTION),
+    **dict.fromkeys(("tensor_parallel", "tensor_parallel_mode", "tensor_parallel_group"), _TENSOR_PARALLEL),
+    "userbuffers_options": _OVERLAP,
     "symmetric_ar_type": "symmetric-memory all-reduce",
     **dict.fromkeys(("qb_histogram", "qb_bin_bounds", "qb_histogram_mode"), "quantile balancing"),
     "max_token_num": "memory set aside for a number of tokens",

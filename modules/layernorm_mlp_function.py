@@ -84,7 +84,7 @@ class LayerNormMLPFunction(torch.autograd.Function):
         normed = normalise(rows, gamma, beta, call.norm, call.fc1)
         calibrate(call.calibrates[0], normed.output)
         result = linear_steps.fprop(normed.operand, weights[0], None if fc1.key.bias_dtype is None else fc1_bias, fc1)
-        activated = activate(result, later, call.activation, call.fc2)
+        activated, _ = activate(result, later, call.activation, call.fc2)
         calibrate(call.calibrates[1], activated if isinstance(activated, torch.Tensor) else None)
         if call.leaves_out_fc2:
             output = rows.new_empty(rows.shape[0], fc2_weight.shape[0], dtype=fc2.key.dtype)

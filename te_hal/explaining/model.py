@@ -45,11 +45,13 @@ class ModuleExplanation:
         name: in the model; empty for the model itself.
         type: its class.
         plans: one for each kind of call that it has seen; none before the first forward.
+        joined: of an op of te.ops that ran as part of another, with which; else empty.
     """
 
     name: str
     type: str
     plans: tuple[PlanExplanation, ...]
+    joined: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class ModelExplanation:
         for module in self.modules:
             yield f"{module.name or 'the model'}: {module.type}"
             if not module.plans:
-                yield "  no forward yet, so nothing is known of its calls"
+                yield f"  {module.joined or 'no forward yet, so nothing is known of its calls'}"
             for number, plan in enumerate(module.plans, 1):
                 if len(module.plans) > 1:
                     yield f"  kind of call {number} of {len(module.plans)}"
@@ -80,6 +82,7 @@ class ModelExplanation:
                 {
                     "name": module.name,
                     "type": module.type,
+                    "joined": module.joined,
                     "plans": [
                         {
                             "ops": [op.as_dict() for op in plan.ops],
@@ -118,7 +121,8 @@ def explain_model(model: torch.nn.Module) -> ModelExplanation:
         cache = getattr(module, "_plans", None)
         if isinstance(cache, PlanCache):
             plans = tuple(_explain_plan(cache, key) for key in cache.keys())  # noqa: SIM118 - iterating gives plans
-            found.append(ModuleExplanation(name, type(module).__name__, plans))
+            joined = getattr(module, "joined", "")
+            found.append(ModuleExplanation(name, type(module).__name__, plans, joined))
     return ModelExplanation(tuple(found))
 
 

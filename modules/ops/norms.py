@@ -1,0 +1,129 @@
+"""LayerNorm, RMSNorm and L2Normalization as ops."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from te_hal.modules import layernorm, rmsnorm
+from te_hal.modules.activation_dtype import activation_dtype, plain_input
+from te_hal.modules.arguments import check_epsilon, check_size
+from te_hal.modules.ops.input_checks import check_input
+from te_hal.modules.ops.operation import BasicOperation, Part
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from te_hal.modules.normalization import Normalization
+
+
+def _runs_in_front(norm: Normalization) -> bool:
+    """A product reads rows that are normalised each by itself."""
+    return len(norm.normalized_shape) == 1
+
+
+class LayerNorm(layernorm.LayerNorm, BasicOperation):
+    """Layer normalisation over the trailing sizes (docs/numerics.md, N1 to N4).
+
+    Before a BasicLinear in a Sequential, under FP8, it quantizes its result in one pass (F1).
+
+    Args:
+        normalized_shape: trailing sizes that are normalised together.
+        eps: added under the root.
+        device: None: the current backend's.
+        dtype: of the parameters; None: torch's default dtype.
+        zero_centered_gamma: gamma is stored minus one, starts at 0, and the one is added in fp32.
+        sm_margin: for kernels that leave multiprocessors free; anything but 0 is refused.
+
+    Raises:
+        UnsupportedError: an argument of a later feature.
+        ArgumentError: a shape, ``eps``, dtype or device that is none.
+    """
+
+    part: ClassVar[Part | None] = Part.FRONT
+
+    def __init__(
+        self,
+        normalized_shape: int | Iterable[int],
+        *,
+        eps: float = 1e-5,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        zero_centered_gamma: bool = False,
+        sm_margin: int = 0,
+    ) -> None:
+        super().__init__(
+            normalized_shape,
+            eps,
+            zero_centered_gamma=zero_centered_gamma,
+            device=device,
+            dtype=dtype,
+            sm_margin=sm_margin,
+        )
+
+    def may_join(self) -> bool:
+        """Where rows are normalised each by itself."""
+        return _runs_in_front(self)
+
+
+class RMSNorm(rmsnorm.RMSNorm, BasicOperation):
+    """Root mean square normalisation over the trailing sizes; as :class:`LayerNorm`, without a bias."""
+
+    part: ClassVar[Part | None] = Part.FRONT
+
+    def __init__(
+        self,
+        normalized_shape: int | Iterable[int],
+        *,
+        eps: float = 1e-5,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        zero_centered_gamma: bool = False,
+        sm_margin: int = 0,
+    ) -> None:
+        super().__init__(
+            normalized_shape,
+            eps,
+            zero_centered_gamma=zero_centered_gamma,
+            device=device,
+            dtype=dtype,
+            sm_margin=sm_margin,
+        )
+
+    def may_join(self) -> bool:
+        """Where rows are normalised each by itself."""
+        return _runs_in_front(self)
+
+
+class L2Normalization(BasicOperation):
+    """``x / sqrt(sum(x ** 2) + eps)`` over the last dimension, in fp32, rounded once; no parameters.
+
+    Args:
+        eps: added under the root.
+        seq_length, micro_batch_size: sizes that kernels could be prepared for; there is nothing to prepare.
+
+    Raises:
+        ArgumentError: ``eps`` is negative or no number; a size that is no positive int.
+    """
+
+    def __init__(
+        self, *, eps: float = 1e-6, seq_length: int | None = None, micro_batch_size: int | None = None
+    ) -> None:
+        super().__init__()
+        self.eps = check_epsilon("L2Normalization: eps", eps)
+        for name, size in (("seq_length", seq_length), ("micro_batch_size", micro_batch_size)):
+            if size is not None:
+                check_size(f"L2Normalization: {name}", size)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Same shape as ``input``, in the activation dtype.
+
+        Raises:
+            ArgumentTypeError, ArgumentError: no tensor, or of a dtype that no kernel takes.
+        """
+        check_input(self.label, input)
+        dtype = activation_dtype(self.label, input)
+        with torch.autocast(input.device.type, enabled=False):
+            wide = plain_input(input, dtype).float()
+            return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + self.eps)).to(dtype)
