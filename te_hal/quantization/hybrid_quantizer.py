@@ -167,7 +167,7 @@ class HybridQuantizer(Quantizer):
         return ArgumentError(
             "HybridQuantizer: out",
             got=f"{getattr(out, 'kind', type(out).__name__)!r} of shape {getattr(out, 'shape', None)}",
-            accepted=f"of this HybridQuantizer's making, shape {tuple(tensor.shape)}, with the parts that are asked for",
+            accepted=f"of its own making, of shape {tuple(tensor.shape)}, with the parts that are asked for",
             todo="leave it out, or quantize with the quantizer that made it",
         )
 
