@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from te_hal.schema.errors import ArgumentError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -33,6 +35,16 @@ def write_atomically(path: Path, content: bytes) -> None:
     finally:
         _parts.discard(part)
     _sync_folder(path.parent)
+
+
+def check_writable(option: str, path: Path | None) -> None:
+    """Refuse a file that cannot be written, before minutes of work and not after.
+
+    Raises:
+        ArgumentError: a folder, or a file in a folder that is not there.
+    """
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise ArgumentError(option, got=str(path), accepted="a file in a folder that is there", todo="make the folder")
 
 
 def remove_parts() -> None:

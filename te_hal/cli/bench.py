@@ -13,7 +13,7 @@ import torch
 import typer
 
 import te_hal
-from te_hal.cli.atomic import write_atomically
+from te_hal.cli.atomic import check_writable, write_atomically
 from te_hal.cli.bench_cases import BenchCase, Maker, bench_cases
 from te_hal.cli.bench_clock import Clock
 from te_hal.cli.bench_outcome import FAILED as FAILED_CALL
@@ -66,7 +66,7 @@ def bench(
             _refuse_beside_record(given | {"--op": None if op == ".*" else op})
             found = read_record(record)
         else:
-            _check_writable(as_json)
+            check_writable("te-hal bench: --json", as_json)
             with torch_threads(threads, WORTH_SHARING):
                 found = _measure(device, op, tuple(model or ()), tokens, seconds or _SECONDS, quick=quick)
     if as_json is not None:
@@ -139,14 +139,6 @@ def _refuse_beside_record(given: dict[str, object]) -> None:
             got=", ".join(names),
             accepted="--against and --threshold beside it",
             todo="leave it out",
-        )
-
-
-def _check_writable(path: Path | None) -> None:
-    """Before minutes of measuring, not after."""
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise ArgumentError(
-            "te-hal bench: --json", got=str(path), accepted="a file in a folder that is there", todo="make the folder"
         )
 
 

@@ -17,8 +17,8 @@ from te_hal.cli.failure import STEP_FAILURES
 from te_hal.cli.place import device_name
 from te_hal.dispatch import verdict
 from te_hal.schema.catalog import SCHEMAS
-from te_hal.schema.storage import QuantizedStorage
 from te_hal.schema.validate import describe_call
+from te_hal.testing.timing import bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -99,7 +99,7 @@ def _row(maker: Maker, clock: Clock, case: BenchCase, ceilings: dict[str, float]
         call = partial(_call, case.op, arguments)
         timing = clock.measure(call)
         row["runs"] = _runs(case.op, arguments)
-        moved = sum(map(_bytes, (*arguments.values(), call())))
+        moved = sum(map(bytes_of, (*arguments.values(), call())))
     except STEP_FAILURES as error:
         word, why = outcome_of(error)
         return {**row, word: why}
@@ -113,8 +113,7 @@ def _row(maker: Maker, clock: Clock, case: BenchCase, ceilings: dict[str, float]
 
 def _call(op: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - as the op has it
     """The public op, as a user calls it."""
-    positional = [arguments[n] for n, by_keyword, _ in SCHEMAS[op].signature if not by_keyword and n in arguments]
-    keywords = {n: arguments[n] for n, by_keyword, _ in SCHEMAS[op].signature if by_keyword and n in arguments}
+    positional, keywords = SCHEMAS[op].split(arguments)
     return getattr(ops, op)(*positional, **keywords)
 
 
@@ -122,11 +121,3 @@ def _runs(op: str, arguments: dict[str, Any]) -> str:
     """What ran the call: "kernel", "composition" or "fallback"."""
     given = {name: default for name, _, default in SCHEMAS[op].signature} | arguments
     return verdict(describe_call(SCHEMAS[op], given)).runs.value
-
-
-def _bytes(value: Any) -> int:  # noqa: ANN401 - an operand or a result
-    if isinstance(value, (list, tuple)):
-        return sum(map(_bytes, value))
-    if isinstance(value, QuantizedStorage):
-        return sum(map(_bytes, value.tensors()))
-    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from te_hal.cli.atomic import check_writable, write_atomically
 from te_hal.cli.failure import FAILED, WRONG_INPUT, fail, wrong_input_ends
 from te_hal.dispatch import ask_declared
 from te_hal.schema.validate import describe_call
@@ -78,12 +79,13 @@ def conformance_command(
             _OTHER_MODES[mode](subject, op)
         return
     with wrong_input_ends():
+        check_writable("te-hal conformance: --json", as_json)
         session = conformance(
             subject, op=op, ids=case or (), quick=quick, jobs=jobs, timeout=timeout, heard=_Progress()
         )
     print(describe(session))
     if as_json is not None:
-        as_json.write_text(json.dumps(certify(session), indent=1) + "\n", encoding="utf-8")
+        write_atomically(as_json, (json.dumps(certify(session), indent=1) + "\n").encode())
     if not session.clean:
         raise typer.Exit(FAILED)
 

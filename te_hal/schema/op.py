@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -187,6 +187,12 @@ class OpSchema:
         arguments.sort(key=lambda argument: argument[1])
         arguments += [(flag.name, True, flag.default) for flag in self.flags]
         return tuple(arguments)
+
+    def split(self, arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Arguments by name as a call passes them: by position and by keyword; those that are left out stay out."""
+        given = [(name, keyword_only) for name, keyword_only, _ in self.signature if name in arguments]
+        by_keyword = {name: arguments[name] for name, keyword_only in given if keyword_only}
+        return [arguments[name] for name, keyword_only in given if not keyword_only], by_keyword
 
     def shape_rule(self, rule: ShapeRule, variant_value: object) -> str:
         """The shape rule in force for a value of the variant flag."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from te_hal.testing.axes import Axes
 
 _EVERYDAY = "everyday"
-#: Layouts and runs that say nothing of empty tensors.
+#: Dimensions of an operand whose rows can lie far apart.
 _FAR_RANK = 2
 
 

@@ -175,15 +175,23 @@ def _call(
 
 def invoke(backend: Backend, schema: OpSchema, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - as the op has it
     """Call a backend's kernel with arguments by name, positional ones in the schema's order."""
-    positional = [arguments[name] for name, keyword_only, _ in schema.signature if not keyword_only]
-    keywords = {name: arguments[name] for name, keyword_only, _ in schema.signature if keyword_only}
+    positional, keywords = schema.split(arguments)
     return backend.kernels[schema.name](*positional, **keywords)
+
+
+def attempt(tested: Tested, schema: OpSchema, arguments: dict[str, Any]) -> tuple[Any, str]:
+    """A kernel's result once the device is through; and why it cannot be read, or that there is none, else empty."""
+    try:
+        result = invoke(tested.backend, schema, arguments)
+        wait_for(tested.device)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - somebody else's kernel, which can fail in any way
+        return None, f"{type(error).__name__}: {error}"
+    return result, misfit(schema, result)
 
 
 def _invoke_op(backend: str, schema: OpSchema, arguments: dict[str, Any]) -> Any:  # noqa: ANN401
     """Call the public op with a backend in force."""
-    positional = [arguments[name] for name, keyword_only, _ in schema.signature if not keyword_only]
-    keywords = {name: arguments[name] for name, keyword_only, _ in schema.signature if keyword_only}
+    positional, keywords = schema.split(arguments)
     with use_backend(backend):
         return getattr(ops, schema.name)(*positional, **keywords)
 

@@ -62,11 +62,9 @@ def expected_of(schema: OpSchema, given: dict[str, Any]) -> Expected:
 
 
 def _by_reference(schema: OpSchema, given: dict[str, Any]) -> Expected:
-    operands = [given[o.name] for o in schema.operands if o.name not in schema.keyword_operands]
-    keywords = {name: value for name, value in given.items() if name in schema.keyword_operands}
-    flags = {flag.name: given[flag.name] for flag in schema.flags}
+    positional, keywords = schema.split(given)
     with use_backend(REFERENCE):
-        result = getattr(ops, schema.name)(*operands, **keywords, **flags)
+        result = getattr(ops, schema.name)(*positional, **keywords)
     found = named(schema, result, given)
     if schema.contract.exact:
         return Expected(exact=found, source=REFERENCE)

@@ -10,7 +10,7 @@ from te_hal.dispatch import ask_declared
 from te_hal.schema.activation import ACTIVATIONS, GATED
 from te_hal.schema.catalog import SCHEMAS
 from te_hal.schema.validate import describe_call
-from te_hal.testing.execute import invoke
+from te_hal.testing.execute import attempt
 from te_hal.testing.finding import Finding, Kind, Outcome, Status
 from te_hal.testing.oracles.activations import activated
 from te_hal.testing.oracles.norms import normalised
@@ -68,7 +68,9 @@ def _check(tested: Tested, slope: Slope) -> Outcome:
     if not answer:
         status = Status.COMPOSED if schema.optional else Status.UNSUPPORTED
         return Outcome(slope.id, slope.op, status, reason=answer.sentence)
-    result = invoke(tested.backend, schema, arguments)
+    result, trouble = attempt(tested, schema, arguments)
+    if trouble:
+        return Outcome(slope.id, slope.op, Status.FAILED, (Finding(Kind.ERROR, trouble),))
     results = result if isinstance(result, tuple) else (result,)
     worst, findings = 0.0, []
     for name, position in slope.results.items():

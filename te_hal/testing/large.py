@@ -18,14 +18,14 @@ from te_hal.schema.formats import ColumnwiseOrder
 from te_hal.schema.storage import QuantizedStorage
 from te_hal.schema.validate import describe_call
 from te_hal.testing.case import everyday
-from te_hal.testing.execute import invoke
+from te_hal.testing.execute import attempt
 from te_hal.testing.expectation import named
 from te_hal.testing.finding import Finding, Kind, Outcome, Status
 from te_hal.testing.operands import arguments_of
 from te_hal.testing.parts import unequal
 from te_hal.testing.placement import place
 from te_hal.testing.sizes import shapes_of
-from te_hal.testing.streams import wait_for
+from te_hal.testing.timing import bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -84,15 +84,23 @@ def _check(tested: Tested, schema: OpSchema, given: dict[str, Any], case: str, l
     if not answer:
         status = Status.COMPOSED if schema.optional else Status.UNSUPPORTED
         return Outcome(case, schema.name, status, reason=answer.sentence)
-    due = named(schema, invoke(tested.backend, schema, small), small)
+    result, trouble = attempt(tested, schema, small)
+    if trouble:
+        return _failed(case, schema, trouble)
+    due = named(schema, result, small)
     names = _repeating(schema, small)
     largest = max(_elements(value) for name, value in (small | due).items() if name in names or name in due)
     times = limit // largest + 1
-    if _free(tested.device) < _ROOM * times * sum(_bytes(value) for value in (*small.values(), *due.values())):
+    if _free(tested.device) < _ROOM * times * sum(bytes_of(value) for value in (*small.values(), *due.values())):
         return Outcome(case, schema.name, Status.SKIPPED, reason=f"not enough memory for {times} repetitions")
     large = {name: _repeat(value, times) if name in names else value for name, value in small.items()}
-    found = named(schema, invoke(tested.backend, schema, large), large)
-    wait_for(tested.device)
+    result, trouble = attempt(tested, schema, large)
+    if trouble:
+        return _failed(case, schema, f"{times} repetitions: {trouble}")
+    found = named(schema, result, large)
+    missing = [output.name for output in schema.outputs if output.name in due and output.name not in found]
+    if missing:
+        return _failed(case, schema, f"{times} repetitions: no result {', '.join(missing)}")
     findings = tuple(
         Finding(Kind.VALUES, sentence)
         for output in schema.outputs
@@ -103,6 +111,10 @@ def _check(tested: Tested, schema: OpSchema, given: dict[str, Any], case: str, l
         for sentence in _compare(schema, one.tensor, other, times)
     )
     return Outcome(case, schema.name, Status.FAILED if findings else Status.PASSED, findings)
+
+
+def _failed(case: str, schema: OpSchema, trouble: str) -> Outcome:
+    return Outcome(case, schema.name, Status.FAILED, (Finding(Kind.ERROR, trouble),))
 
 
 _SUMMED = -1
@@ -173,12 +185,6 @@ def _agree(schema: OpSchema, due: torch.Tensor, found: torch.Tensor) -> bool:
 
 def _elements(value: Any) -> int:  # noqa: ANN401 - an operand or a result
     return int(value.numel()) if isinstance(value, (torch.Tensor, QuantizedStorage)) else 0
-
-
-def _bytes(value: Any) -> int:  # noqa: ANN401
-    if isinstance(value, QuantizedStorage):
-        return sum(map(_bytes, value.tensors()))
-    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
 
 
 def _free(device: torch.device) -> int:

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from te_hal.testing.subject import Subject
 
 
+#: The default of --op.
+_EVERY_OP = ".*"
+
+
 @dataclass(frozen=True)
 class Session:
     """What a run found.
@@ -58,8 +62,15 @@ def chosen_cases(op: str, ids: Sequence[str], *, quick: bool, streams: bool) -> 
     """The cases of every op that the regular expression matches whole, or those with these ids.
 
     Raises:
-        ArgumentError: no op matches, or an id is none.
+        ArgumentError: no op matches, an id is none, or what chooses among cases stands beside ids.
     """
+    if ids and (quick or op != _EVERY_OP):
+        raise ArgumentError(
+            "--case",
+            got=" and ".join(["--quick"] * quick + ["--op"] * (op != _EVERY_OP)) + " beside it",
+            accepted="ids alone: they name every case that is run",
+            todo="leave one of them out",
+        )
     if ids:
         return [Case.of(text) for text in ids]
     return [case for name in chosen_ops(op) for case in cases(name, quick=quick, streams=streams)]
@@ -85,7 +96,7 @@ def chosen_ops(op: str) -> list[str]:
 def conformance(
     subject: Subject,
     *,
-    op: str = ".*",
+    op: str = _EVERY_OP,
     ids: Sequence[str] = (),
     quick: bool = False,
     jobs: int = 1,
@@ -97,7 +108,7 @@ def conformance(
     Args:
         subject: the backend.
         op: regular expression of the ops' names.
-        ids: cases to run instead.
+        ids: cases to run instead; neither ``op`` nor ``quick`` beside them.
         quick: every value of every axis once, instead of every pair of values.
         jobs: worker processes; 0: in this one.
         timeout: seconds that a case may take.
@@ -119,7 +130,7 @@ def conformance(
     for outcome in run_cases(subject, run, jobs=jobs, timeout=timeout, first=first):
         outcomes.append(outcome)
         heard(outcome)
-    whole = not ids and op == ".*"
+    whole = not ids and op == _EVERY_OP
     tier = ("quick" if quick else "full") if whole else "chosen"
     stale = tested.lists.stale(outcomes) if tier == "full" else []
     return Session(subject, tier, tuple(outcomes), tuple(stale), time.monotonic() - begun)

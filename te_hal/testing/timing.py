@@ -56,7 +56,7 @@ def timings(tested: Tested, matches: Callable[[str], bool]) -> Iterator[Timing]:
             continue
         seconds, result = _median(tested, op, arguments)
         moved = sum(
-            _bytes(value) for value in (*arguments.values(), *(result if isinstance(result, tuple) else (result,)))
+            bytes_of(value) for value in (*arguments.values(), *(result if isinstance(result, tuple) else (result,)))
         )
         yield Timing(op, shape, seconds * 1e6, moved / seconds / 1e9)
 
@@ -75,9 +75,10 @@ def _median(tested: Tested, op: str, arguments: dict[str, Any]) -> tuple[float, 
     return sorted(spans)[len(spans) // 2], result
 
 
-def _bytes(value: Any) -> int:  # noqa: ANN401 - an operand or a result
+def bytes_of(value: Any) -> int:  # noqa: ANN401 - an operand or a result
+    """Of a tensor, of all buffers of a storage, of all in a list; 0 of anything else."""
     if isinstance(value, (list, tuple)):
-        return sum(map(_bytes, value))
+        return sum(map(bytes_of, value))
     if isinstance(value, QuantizedStorage):
-        return sum(map(_bytes, value.tensors()))
+        return sum(map(bytes_of, value.tensors()))
     return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from te_hal.cli.app import app
+from te_hal.testing.case import cases
 
 TESTS = Path(__file__).resolve().parent.parent
 FAULTY = ("--backend", "faulty", "--factory", "crashing_backend:create_backend", "-j", "0")
@@ -59,9 +60,24 @@ def test_what_fails_ends_with_code_1():
         (("--backend", "null", "--mode", "perf", "--json", "x"), "--json go with --mode test"),
         (("--backend", "null", "--mode", "support", "--quick", "-j", "2"), "--quick and --jobs go with --mode test"),
         (("--backend", "null", "--mode", "grad", "--op", "("), "a regular expression"),
+        (("--backend", "null", "--json", "/no/such/folder/a.json"), "make the folder"),
+        (("--backend", "null", "--case", "amax:shape=13x37", "--op", "gemm"), "got --op beside it"),
+        (("--backend", "null", "--case", "amax:shape=13x37", "--quick"), "got --quick beside it"),
         (("--backend", "null", "--mode", "perf", "--op", "relu"), "name at least one op"),
     ],
-    ids=["backend", "op", "regex", "case", "mode", "mode_options", "mode_regex", "mode_op"],
+    ids=[
+        "backend",
+        "op",
+        "regex",
+        "case",
+        "mode",
+        "mode_options",
+        "mode_regex",
+        "json",
+        "case_op",
+        "case_quick",
+        "mode_op",
+    ],
 )
 def test_what_cannot_be_run_is_refused_with_code_2(arguments, words):
     ended = run(*arguments)
@@ -106,5 +122,6 @@ def test_pytest_runs_the_same_cases():
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "12 passed, 10 skipped" in ended.stdout
+    ran, composed = (len(cases(op, quick=True)) for op in ("amax", "bias_grad"))
+    assert f"{ran} passed, {composed} skipped" in ended.stdout
     assert "composed: has no kernel for bias_grad" in ended.stdout

@@ -1,9 +1,12 @@
 """The schemas hold together: nothing named that does not exist, nothing declared twice."""
 
+import inspect
+
 import pytest
 import torch
 from example_calls import call_id, variants
 
+from te_hal.dispatch import registry
 from te_hal.schema.catalog import SCHEMAS
 from te_hal.schema.checks import entry_source
 from te_hal.schema.op import REQUIRED, FlagType, OpSchema
@@ -34,6 +37,15 @@ def test_positional_arguments_come_first_and_required_ones_before_optional_ones(
     assert kinds == sorted(kinds)
     optional = [default is not REQUIRED for _, keyword_only, default in schema.signature if not keyword_only]
     assert optional == sorted(optional)
+
+
+@pytest.mark.parametrize("op", sorted(CONTRACT_OPS))
+def test_arguments_by_name_are_split_as_a_kernel_takes_them(op: str) -> None:
+    kernel = inspect.signature(registry.tables().backends["cpu_reference"].kernels[op])
+    given = {name: object() for name in kernel.parameters}
+    positional, keywords = SCHEMAS[op].split(given)
+    assert kernel.bind(*positional, **keywords).arguments == given
+    assert SCHEMAS[op].split({}) == ([], {})
 
 
 @ALL

@@ -66,6 +66,25 @@ def test_an_amax_that_sees_the_first_elements_only_is_found():
     assert "is not that of the small call" in str(found[0].findings[0])
 
 
+@pytest.mark.parametrize("reach", [0, REACH], ids=["small", "large"])
+def test_a_kernel_that_fails_is_a_finding_and_the_next_op_is_checked(reach):
+    def change(right):
+        def amax(input, *, out=None):
+            if input.numel() > reach:
+                raise RuntimeError("the device has caught fire")
+            return right(input, out=out)
+
+        return amax
+
+    backend = faulty("amax", change)
+    found = list(large.check_large(Tested(backend, CPU, Lists()), {"amax", "compute_scale"}.__contains__, LIMIT))
+    assert [(outcome.op, outcome.status) for outcome in found] == [
+        ("amax", Status.FAILED),
+        ("compute_scale", Status.PASSED),
+    ]
+    assert "RuntimeError: the device has caught fire" in str(found[0].findings[0])
+
+
 def test_what_does_not_fit_into_memory_is_skipped_and_says_so(monkeypatch):
     monkeypatch.setattr(large, "_free", lambda _: 1 << 10)
     (found,) = outcomes(REFERENCE, "amax")
