@@ -1,4 +1,4 @@
-"""Checks of constructor arguments, and refusals by name of those whose feature is not built yet."""
+"""Checks of arguments of many modules, and refusals by name of those whose feature is not built yet."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from te_hal.schema.errors import ArgumentError, UnsupportedError
+from te_hal.schema.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from te_hal.schema.formats import FLOATS
 
 if TYPE_CHECKING:
@@ -18,10 +18,6 @@ _SEQUENCE_PARALLEL, _TENSOR_PARALLEL, _CONTEXT_PARALLEL = (
     "context parallelism",
 )
 _OVERLAP = "the overlap of communication and gemm"
-_PACKING = "the packing of sequences"
-_ENCODER = "a layer with attention to an encoder's output"
-_QK_NORM = "the normalisation of queries and keys"
-_BIASED, _FP8_ATTENTION = "attention with a bias", "FP8 attention"
 
 #: What each argument of a later feature belongs to, for the message.
 _FEATURES = {
@@ -33,13 +29,6 @@ _FEATURES = {
     ),
     **dict.fromkeys(("ub_overlap_ag", "ub_overlap_rs", "ub_overlap_rs_dgrad", "ub_tp_comm_overlap"), _OVERLAP),
     **dict.fromkeys(("ub_bulk_dgrad", "ub_bulk_wgrad", "ub_name"), _OVERLAP),
-    **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded"), _PACKING),
-    **dict.fromkeys(("cu_seqlens_kv_padded", "max_seqlen_q", "max_seqlen_kv", "pad_between_seqs"), _PACKING),
-    **dict.fromkeys(("encoder_output", "enc_dec_attn_mask", "enc_dec_attn_mask_type"), _ENCODER),
-    **dict.fromkeys(("enc_dec_window_size", "enc_dec_bottom_right_diagonal"), _ENCODER),
-    **dict.fromkeys(("qk_norm_type", "qk_norm_eps", "qk_norm_before_rope"), _QK_NORM),
-    **dict.fromkeys(("core_attention_bias_type", "core_attention_bias"), _BIASED),
-    **dict.fromkeys(("fp8_output", "bf16_backward"), _FP8_ATTENTION),
     **dict.fromkeys(("tensor_parallel", "tensor_parallel_mode", "tensor_parallel_group"), _TENSOR_PARALLEL),
     "userbuffers_options": _OVERLAP,
     "symmetric_ar_type": "symmetric-memory all-reduce",
@@ -50,20 +39,6 @@ _FEATURES = {
     **dict.fromkeys(("double_buffering", "manual_synchronization"), "another order of copies than layer by layer"),
     "sm_margin": "multiprocessors that kernels leave free",
     "fp8_grad": "a quantized gradient of a norm",
-    "window_size": "sliding-window attention",
-    "bottom_right_diagonal": "another alignment of the causal mask than its type's",
-    "parallel_attention_mlp": "attention and MLP side by side",
-    "drop_path_rate": "drop path",
-    "softmax_type": "a softmax with an offset",
-    "return_max_logit": "returning the largest score",
-    "alibi_slopes": "ALiBi",
-    "fast_zero_fill": "another way to fill outputs",
-    "inference_params": "a cache of keys and values",
-    "num_splits": "splitting keys over several kernels",
-    "score_mod": "a function of the scores",
-    "qkv_layer": "the packing of queries, keys and values",
-    "kv_layer": "the packing of keys and values",
-    "qkv_interleave_dim": "the packing of queries, keys and values",
 }
 
 
@@ -110,6 +85,18 @@ def check_prepared_sizes(where: str, seq_length: object, micro_batch_size: objec
     for name, size in (("seq_length", seq_length), ("micro_batch_size", micro_batch_size)):
         if size is not None:
             check_size(f"{where}: {name}", size)
+
+
+def check_tensor(where: str, value: object) -> torch.Tensor:
+    """A tensor, plain or quantized.
+
+    Raises:
+        ArgumentTypeError: anything else.
+    """
+    if not isinstance(value, torch.Tensor):
+        got = f"a {type(value).__name__}"
+        raise ArgumentTypeError(where, got=got, accepted="a torch.Tensor", todo="pass a tensor")
+    return value
 
 
 def check_callable(where: str, function: object) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from te_hal.modules.activation_dtype import unusable
+from te_hal.modules.arguments import check_tensor
 from te_hal.modules.recompute import refuse_recompute
 from te_hal.modules.transforms import refuse_transforms
-from te_hal.schema.errors import ArgumentError, ArgumentTypeError
+from te_hal.schema.errors import ArgumentError
 from te_hal.schema.formats import FLOATS
 
 if TYPE_CHECKING:
+    import torch
+
     from te_hal.modules.fp8_module import Fp8Module
     from te_hal.quantization.autocast import Frame
+    from te_hal.quantization.operand_formats import Formats
 
 
 def check_call(
@@ -39,8 +41,7 @@ def check_call(
     refuse_transforms(label)
     if not frame.again:
         refuse_recompute(label, fp8=module.fp8 or frame.enabled)
-    if not isinstance(inp, torch.Tensor):
-        raise ArgumentTypeError(label, got=f"a {type(inp).__name__}", accepted="a torch.Tensor", todo="pass a tensor")
+    inp = check_tensor(label, inp)
     if inp.dtype not in FLOATS:
         raise unusable(label, {"input": inp, **dict(module.named_parameters(recurse=False))})
     if inp.dim() == 0 or inp.shape[-1] != size:
@@ -71,4 +72,19 @@ def check_parameter(label: str, name: str, parameter: torch.Tensor, shape: tuple
             got=f"shape {tuple(parameter.shape)}",
             accepted=f"{shape}, the shape that the layer was made with",
             todo="make a new layer for other sizes",
+        )
+
+
+def check_kept_input(label: str, formats: Formats) -> None:
+    """Refuse ``save_original_input`` where the backward would quantize the input by another scale than the forward.
+
+    Raises:
+        ArgumentError: the input is quantized by delayed scaling.
+    """
+    if formats.input is not None and formats.input.delayed:
+        raise ArgumentError(
+            f"{label}: save_original_input",
+            got="delayed scaling",
+            accepted="a recipe whose input can be quantized again in backward",
+            todo="use Float8CurrentScaling, or leave save_original_input out",
         )

@@ -138,6 +138,7 @@ class _CrossEntropy(torch.autograd.Function):
         return losses.view(target.shape)
 
     @staticmethod
+    @run_eagerly
     @once(lambda _: _WHERE)
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
         """The logits' gradient in their dtype; exactly 0 in rows that are ignored."""

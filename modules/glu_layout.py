@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from te_hal.schema.errors import ArgumentError, ArgumentTypeError
+from te_hal.modules.arguments import check_tensor
+from te_hal.schema.errors import ArgumentError
 
 
 def interleave_glu_tensor(tensor: torch.Tensor, interleave_size: int) -> torch.Tensor:
@@ -38,10 +39,7 @@ def _turned(tensor: torch.Tensor, rows: tuple[int, int, int]) -> torch.Tensor:
 
 def _check(where: str, tensor: object, interleave_size: object) -> int:
     """How many blocks each half has."""
-    if not isinstance(tensor, torch.Tensor):
-        raise ArgumentTypeError(
-            where, got=f"a {type(tensor).__name__}", accepted="a torch.Tensor", todo="pass a tensor"
-        )
+    tensor = check_tensor(where, tensor)
     known = type(interleave_size) is int and interleave_size > 0
     if not known or not tensor.dim() or tensor.shape[0] % (2 * interleave_size):  # type: ignore[operator] # an int
         raise ArgumentError(

@@ -8,7 +8,8 @@ import torch
 
 from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed, plain_input
 from te_hal.modules.arguments import check_callable, check_dtype, check_size, refuse_later
-from te_hal.modules.call_checks import check_call
+from te_hal.modules.call_checks import check_call, check_kept_input
+from te_hal.modules.caller_buffer import check_buffer
 from te_hal.modules.device import parameter_device
 from te_hal.modules.fp8_module import Fp8Module
 from te_hal.modules.gemm_parameters import DEFAULT_INIT, returned_bias
@@ -25,7 +26,6 @@ from te_hal.modules.shape_rule import check_fp8_shape
 from te_hal.modules.transforms import run_eagerly
 from te_hal.quantization.autocast import current_frame
 from te_hal.quantization.quantizer_role import QuantizerRole
-from te_hal.schema.errors import ArgumentError
 from te_hal.schema.flags import check_flags
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ _LATER_DEFAULTS: dict[str, object] = {
     "ub_overlap_rs": False,
     "ub_overlap_ag": False,
     "ub_name": None,
-    "use_grouped_tensor": None,
 }
 
 
@@ -76,8 +75,9 @@ class GroupedLinear(Fp8Module):
         single_grouped_bias: one parameter ``bias [num_gemms, out_features]`` in place of ``bias0``, ``bias1``, ...
         delay_wgrad_compute: the backward leaves the weight gradients to :meth:`backward_dw`.
         name: for messages.
-        sequence_parallel, tp_group, tp_size, parallel_mode, ub_overlap_rs, ub_overlap_ag, ub_name,
-            use_grouped_tensor: of later features; anything but the default is refused by name.
+        use_grouped_tensor: None or False; True, one kernel over all products, is refused by name.
+        sequence_parallel, tp_group, tp_size, parallel_mode, ub_overlap_rs, ub_overlap_ag, ub_name: of later features;
+            anything but the default is refused by name.
 
     Raises:
         UnsupportedError: an argument of a later feature; a stacked weight inside ``quantized_model_init``.
@@ -114,8 +114,9 @@ class GroupedLinear(Fp8Module):
         use_grouped_tensor: bool | None = None,
     ) -> None:
         kind = "GroupedLinear"
-        without = None if use_grouped_tensor is False else use_grouped_tensor
-        refuse_later(kind, {**locals(), "use_grouped_tensor": without}, _LATER_DEFAULTS)
+        refuse_later(kind, locals(), _LATER_DEFAULTS)
+        if use_grouped_tensor is not False:
+            refuse_later(kind, {"use_grouped_tensor": use_grouped_tensor}, {"use_grouped_tensor": None})
         flags = {
             "delay_wgrad_compute": delay_wgrad_compute,
             "fuse_wgrad_accumulation": fuse_wgrad_accumulation,
@@ -219,7 +220,7 @@ class GroupedLinear(Fp8Module):
         given |= {name: getattr(self, name) for name in self.bias_names}
         dtype = activation_dtype(label, inp, **given)
         for name, buffer, features in (("out", out, self.out_features), ("dgrad_out", dgrad_out, self.in_features)):
-            _check_buffer(f"{label}: {name}", buffer, (rows, features), dtype, inp.device)
+            check_buffer(f"{label}: {name}", buffer, (rows, features), dtype, inp.device)
         inp = plain_input(inp, dtype)
         weights = [cast_if_needed(weight, dtype) for weight in read.weights]
         biases = [cast_if_needed(bias, dtype) for bias in read.biases]
@@ -249,13 +250,8 @@ class GroupedLinear(Fp8Module):
             check_fp8_shape(label, f"weight of group {number}", (self.out_features, self.in_features), of, names)
             rows_of = (f"m_splits[{number}] (te.Fp8Padding pads them)", "in_features")
             check_fp8_shape(label, f"input of group {number}", (rows, self.in_features), of, rows_of)
-            if self.save_original_input and of.input is not None and of.input.delayed:
-                raise ArgumentError(
-                    f"{label}: save_original_input",
-                    got="delayed scaling",
-                    accepted="a recipe whose input can be quantized again in backward",
-                    todo="use Float8CurrentScaling, or leave save_original_input out",
-                )
+            if self.save_original_input:
+                check_kept_input(label, of)
 
     def _plans_by_product(
         self,
@@ -345,25 +341,3 @@ class GroupedLinear(Fp8Module):
             f"num_gemms={self.num_gemms}, in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.use_bias}"
         )
-
-
-def _check_buffer(where: str, buffer: object, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
-    """Refuse a tensor of the caller that a result cannot be written into."""
-    if buffer is None:
-        return
-    if isinstance(buffer, torch.Tensor):
-        same = buffer.shape == shape and buffer.dtype == dtype and buffer.device == device
-        if same and buffer.is_contiguous() and not buffer.requires_grad:
-            return
-        got = (
-            f"{tuple(buffer.shape)} of {buffer.dtype} on {buffer.device}, strides {buffer.stride()}, "
-            f"requires_grad={buffer.requires_grad}"
-        )
-    else:
-        got = f"a {type(buffer).__name__}"
-    raise ArgumentError(
-        where,
-        got=got,
-        accepted=f"{shape} of {dtype} on {device}, contiguous, without gradient",
-        todo="make it with torch.empty, and pass buffer.detach() when it is used again",
-    )

@@ -8,7 +8,7 @@ import torch
 
 from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed
 from te_hal.modules.arguments import check_callable, check_dtype, check_size, refuse_later
-from te_hal.modules.call_checks import check_call
+from te_hal.modules.call_checks import check_call, check_kept_input
 from te_hal.modules.delayed_wgrad import Target
 from te_hal.modules.device import parameter_device
 from te_hal.modules.fp8_module import Fp8Module
@@ -25,7 +25,6 @@ from te_hal.modules.split_parameters import refuse_several, resolve_splits
 from te_hal.modules.transforms import run_eagerly
 from te_hal.quantization import Float8Tensor, QuantizedTensor
 from te_hal.quantization.autocast import current_frame
-from te_hal.schema.errors import ArgumentError
 from te_hal.schema.flags import check_flags
 
 if TYPE_CHECKING:
@@ -225,13 +224,8 @@ class Linear(Fp8Module):
         check_fp8_shape(label, "input", shape, formats)
         weight_shape, names = (self.out_features, self.in_features), ("out_features", "in_features")
         check_fp8_shape(label, "weight", weight_shape, formats, names)
-        if self.save_original_input and formats.input is not None and formats.input.delayed:
-            raise ArgumentError(
-                f"{label}: save_original_input",
-                got="delayed scaling",
-                accepted="a recipe whose input can be quantized again in backward",
-                todo="use Float8CurrentScaling, or leave save_original_input out",
-            )
+        if self.save_original_input:
+            check_kept_input(label, formats)
 
     def extra_repr(self) -> str:
         """Sizes, for ``print(model)``."""

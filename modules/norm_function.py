@@ -11,7 +11,7 @@ from te_hal.modules.arguments import check_epsilon
 from te_hal.modules.once import once
 from te_hal.modules.rows import as_result
 from te_hal.modules.transforms import run_eagerly
-from te_hal.quantization import QuantizedTensor
+from te_hal.quantization.quantized_tensor import dequantized
 from te_hal.schema.flags import check_flags
 from te_hal.schema.support import Call
 
@@ -115,7 +115,7 @@ class NormFunction(torch.autograd.Function):
             and None for the plan.
         """
         plan: NormPlan = ctx.plan
-        plain = grad_output.dequantize() if isinstance(grad_output, QuantizedTensor) else grad_output
+        plain = dequantized(grad_output)
         grads = plan.backward(plain.contiguous(), *ctx.saved_tensors, zero_centered_gamma=plan.key.zero_centered_gamma)
         grad_input, grad_weight, *rest = grads
         return grad_input, grad_weight, rest[0] if ctx.has_bias else None, None

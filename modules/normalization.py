@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 import torch
 
 from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed
-from te_hal.modules.arguments import check_dtype, check_epsilon, refuse_later
+from te_hal.modules.arguments import check_dtype, check_epsilon, check_tensor, refuse_later
 from te_hal.modules.device import parameter_device
 from te_hal.modules.norm_function import NormFunction, NormKey, NormPlan, make_norm_plan
 from te_hal.modules.plan_cache import PlanCache
 from te_hal.modules.recompute import recomputable
 from te_hal.modules.state_dict import OptionalExtraState
 from te_hal.modules.transforms import refuse_transforms, run_eagerly
-from te_hal.quantization import QuantizedTensor
 from te_hal.quantization.autocast import note_module
-from te_hal.schema.errors import ArgumentError, ArgumentTypeError
+from te_hal.quantization.quantized_tensor import dequantized
+from te_hal.schema.errors import ArgumentError
 from te_hal.schema.flags import check_flags
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ class Normalization(OptionalExtraState, torch.nn.Module):
         parameters = dict(self.named_parameters(recurse=False))
         dtype = activation_dtype(kind, input, **parameters)
         self._check_parameters(kind, parameters)
-        plain = input.dequantize() if isinstance(input, QuantizedTensor) else input
-        rows = cast_if_needed(plain, dtype).reshape(*_leading(input, self.normalized_shape), self.weight.numel())
+        plain = cast_if_needed(dequantized(input), dtype)
+        rows = plain.reshape(*_leading(input, self.normalized_shape), self.weight.numel())
         affine = [cast_if_needed(parameter, dtype).reshape(-1) for parameter in parameters.values()]
         plan = self._plans.get(NormKey(self.op, dtype, input.device, self.eps, self.zero_centered_gamma))
         output: torch.Tensor = NormFunction.apply(  # type: ignore[no-untyped-call]
@@ -114,9 +114,8 @@ class Normalization(OptionalExtraState, torch.nn.Module):
         )
         return output.reshape(input.shape)
 
-    def _check_input(self, kind: str, input: object) -> None:
-        if not isinstance(input, torch.Tensor):
-            raise ArgumentTypeError(kind, got=f"a {type(input).__name__}", accepted="a torch.Tensor", todo="pass one")
+    def _check_input(self, kind: str, given: object) -> None:
+        input = check_tensor(kind, given)  # noqa: A001 - its name in messages
         trailing = tuple(input.shape[input.dim() - len(self.normalized_shape) :])
         if trailing != self.normalized_shape:
             raise ArgumentError(

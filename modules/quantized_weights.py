@@ -16,7 +16,7 @@ from te_hal.quantization.copies import with_copies
 from te_hal.quantization.linear_calls import linear_copies
 from te_hal.quantization.model_init import current_model_init
 from te_hal.quantization.operand_formats import recipe_formats
-from te_hal.quantization.quantized_tensor import wrap
+from te_hal.quantization.quantized_tensor import dequantized, wrap
 from te_hal.schema.block_scales import order_of
 from te_hal.schema.errors import ArgumentError, StateError
 from te_hal.schema.formats import ScalingMode
@@ -180,9 +180,7 @@ class QuantizedWeights:
                 continue
             module.use_recipe(self.recipe, weight.device)
             quantizer = _weight_quantizer(module, gemm)
-            plain = value.detach()
-            plain = plain.dequantize() if isinstance(plain, QuantizedTensor) else plain
-            plain = plain.to(weight.device, weight.dtype)
+            plain = dequantized(value.detach()).to(weight.device, weight.dtype)
             if isinstance(quantizer, Float8Quantizer):
                 amax = te_hal.ops.amax(plain)
                 largest = quantizer.format.max * 2.0 ** -getattr(self.recipe, "margin", 0)

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from te_hal.quantization.copies import with_copies
-from te_hal.quantization.quantized_tensor import QuantizedTensor
+from te_hal.quantization.quantized_tensor import dequantized
 
 if TYPE_CHECKING:
     from te_hal.quantization.linear_calls import Copies
+    from te_hal.quantization.quantized_tensor import QuantizedTensor
     from te_hal.schema.formats import ColumnwiseOrder
     from te_hal.schema.storage import QuantizedStorage
 
 
 def plain_rows(tensor: torch.Tensor) -> torch.Tensor:
     """``[..., K]`` as ``[M, K]``, dequantized if need be; a view where strides allow."""
-    plain = tensor.dequantize() if isinstance(tensor, QuantizedTensor) else tensor
+    plain = dequantized(tensor)
     return plain if plain.dim() == 2 else plain.reshape(-1, plain.shape[-1])  # noqa: PLR2004 - rows already
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed
+from te_hal.modules.activation_dtype import activation_dtype, plain_input
 from te_hal.modules.attention import masks
 from te_hal.modules.attention.bias import ALIBI, NO_BIAS, Bias, check_bias
 from te_hal.modules.attention.choice import AttentionKey
@@ -18,7 +18,6 @@ from te_hal.modules.attention.sequence_arguments import check_no_sequences, dens
 from te_hal.modules.attention.sizes import Sizes, check_sizes
 from te_hal.modules.attention.softmax_type import VANILLA
 from te_hal.modules.attention.visibility import EVERYTHING, Visibility, check_window, is_bottom_right
-from te_hal.quantization import QuantizedTensor
 
 if TYPE_CHECKING:
     from te_hal.modules.attention.masks import Padding
@@ -97,7 +96,7 @@ def operands(module: Attention, label: str, given: dict[str, Any]) -> Operands:
     name = module.attn_mask_type if kind is None else mask_type(f"{label}: attn_mask_type", kind)
     query, key, value = check_sizes(label, unpacked(label, given, chosen), chosen, module)
     dtype = activation_dtype(label, query, key=key, value=value)
-    query, key, value = (plain(tensor, dtype) for tensor in (query, key, value))
+    query, key, value = (plain_input(tensor, dtype) for tensor in (query, key, value))
     if chosen == PACKED:
         name = WITH_PADDING.get(name, name)
         sequences = thd_sequences(label, name, given, query, key, same=module.attention_type == "self")
@@ -209,8 +208,3 @@ def _own_offsets(padding: Padding, sequences: tuple[Sequences, Sequences] | None
 
 def _is_zero(offset: int | torch.Tensor) -> bool:
     return not isinstance(offset, torch.Tensor) and offset == 0
-
-
-def plain(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """In the activation dtype; a quantized tensor is dequantized."""
-    return tensor.dequantize(dtype=dtype) if isinstance(tensor, QuantizedTensor) else cast_if_needed(tensor, dtype)

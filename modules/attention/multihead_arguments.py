@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-import torch
-
-from te_hal.modules.arguments import check_size
+from te_hal.modules.arguments import check_size, check_tensor
 from te_hal.modules.attention.layout import PACKED
 from te_hal.modules.attention.projection import HeadLayout
 from te_hal.modules.attention.sizes import check_groups
 from te_hal.modules.norm_parameters import norm_op
-from te_hal.schema.errors import ArgumentError, ArgumentTypeError
+from te_hal.schema.errors import ArgumentError
 
 #: Arguments that are bools.
 FLAGS = (
@@ -96,10 +94,8 @@ def check_inputs(module: Inputs, hidden_states: object, encoder_output: object) 
         )
     if encoder_output is not None:
         tensors["encoder_output"] = encoder_output
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, torch.Tensor):
-            got = f"a {type(tensor).__name__}"
-            raise ArgumentTypeError(f"{module.label}: {name}", got=got, accepted="a torch.Tensor", todo="pass one")
+    for name, value in tensors.items():
+        tensor = check_tensor(f"{module.label}: {name}", value)
         if tensor.dim() != len(module.qkv_format) - 1 or tensor.shape[-1] != module.hidden_size:
             raise ArgumentError(
                 f"{module.label}: {name}",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
+from te_hal.modules.arguments import check_tensor
 from te_hal.modules.attention.layout import PACKED
-from te_hal.schema.errors import ArgumentError, ArgumentTypeError
+from te_hal.schema.errors import ArgumentError
+
+if TYPE_CHECKING:
+    import torch
 
 #: Where the three (or two) lie: before heads and channels, or between them.
 _DIMS = (-3, -2)
@@ -57,9 +59,7 @@ def unpacked(where: str, given: dict[str, Any], qkv_format: str) -> tuple[object
 
 
 def _split(where: str, name: str, packed: object, count: int, dim: object, qkv_format: str) -> tuple[torch.Tensor, ...]:
-    if not isinstance(packed, torch.Tensor):
-        got = f"a {type(packed).__name__}"
-        raise ArgumentTypeError(f"{where}: {name}", got=got, accepted="a torch.Tensor", todo="pass one")
+    packed = check_tensor(f"{where}: {name}", packed)
     if dim not in _DIMS or isinstance(dim, bool):
         raise ArgumentError(
             f"{where}: qkv_interleave_dim", got=repr(dim), accepted="-3 or -2", todo="say where the parts lie"

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from te_hal.modules.arguments import check_size, refuse_later
+from te_hal.modules.arguments import check_size, check_tensor, refuse_later
 from te_hal.modules.attention.layout import check_format
 from te_hal.modules.attention.rope_angles import chosen_angles
 from te_hal.modules.device import parameter_device
 from te_hal.modules.once import once
 from te_hal.modules.transforms import run_eagerly
-from te_hal.quantization import QuantizedTensor
-from te_hal.schema.errors import ArgumentError, ArgumentTypeError
+from te_hal.quantization.quantized_tensor import dequantized
+from te_hal.schema.errors import ArgumentError
 from te_hal.schema.flags import check_flags
 from te_hal.schema.formats import FLOATS
 
@@ -167,8 +167,7 @@ def apply_rotary_pos_emb(
     check_format(f"{where}: tensor_format", tensor_format)
     _check_tensors(where, t, freqs)
     angles = chosen_angles(where, t, freqs.detach(), tensor_format, start_positions, cu_seqlens)
-    plain = t.dequantize() if isinstance(t, QuantizedTensor) else t
-    rotated: torch.Tensor = _Rotation.apply(plain, angles, interleaved)  # type: ignore[no-untyped-call]
+    rotated: torch.Tensor = _Rotation.apply(dequantized(t), angles, interleaved)  # type: ignore[no-untyped-call]
     return rotated
 
 
@@ -185,9 +184,8 @@ class _Rotation(torch.autograd.Function):
     @run_eagerly
     @once(lambda _: "apply_rotary_pos_emb")
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
-        plain = grad_output.dequantize() if isinstance(grad_output, QuantizedTensor) else grad_output
         (angles,) = ctx.saved_tensors
-        return _rotate(plain, angles, ctx.interleaved, back=True), None, None
+        return _rotate(dequantized(grad_output), angles, ctx.interleaved, back=True), None, None
 
 
 def _check_positive(where: str, number: object) -> None:
@@ -223,10 +221,8 @@ def _pairs(values: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch
 
 
 def _check_tensors(where: str, t: object, freqs: object) -> None:
-    for name, value in (("t", t), ("freqs", freqs)):
-        if not isinstance(value, torch.Tensor):
-            got = f"a {type(value).__name__}"
-            raise ArgumentTypeError(f"{where}: {name}", got=got, accepted="a torch.Tensor", todo="pass one")
+    for name, given in (("t", t), ("freqs", freqs)):
+        value = check_tensor(f"{where}: {name}", given)
         if value.dtype not in (*FLOATS, torch.float64):
             accepted = "torch.float32, torch.bfloat16, torch.float16 (torch.float64 for checks)"
             raise ArgumentError(f"{where}: {name}", got=str(value.dtype), accepted=accepted, todo="cast it")

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import torch
 
-from te_hal.modules.arguments import check_size
+from te_hal.modules.arguments import check_size, check_tensor
 from te_hal.modules.attention.layout import PACKED, sequence_dim
-from te_hal.schema.errors import ArgumentError, ArgumentTypeError
+from te_hal.schema.errors import ArgumentError
 
 _FP32 = torch.finfo(torch.float32)
 
@@ -120,10 +120,8 @@ def check_sizes(
     lead = "t" if qkv_format == PACKED else ", ".join(qkv_format[:2])
     rank = len(qkv_format)
     found: list[torch.Tensor] = []
-    for name, tensor, tail in zip(names, given, tails, strict=True):
-        if not isinstance(tensor, torch.Tensor):
-            got = f"a {type(tensor).__name__}"
-            raise ArgumentTypeError(f"{where}: {name}", got=got, accepted="a torch.Tensor", todo="pass one")
+    for name, value, tail in zip(names, given, tails, strict=True):
+        tensor = check_tensor(f"{where}: {name}", value)
         if tensor.dim() != rank or tuple(tensor.shape[-2:]) != tail:
             raise ArgumentError(
                 f"{where}: {name}",

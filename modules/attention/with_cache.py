@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from te_hal.modules.activation_dtype import activation_dtype
-from te_hal.modules.attention.call import Attention, AttentionCall, Operands, attention_call, plain
+from te_hal.modules.activation_dtype import activation_dtype, plain_input
+from te_hal.modules.attention.call import Attention, AttentionCall, Operands, attention_call
 from te_hal.modules.attention.layout import PACKED, check_format, heads_first
 from te_hal.modules.attention.masks import RULES, WITH_PADDING, mask_type
 from te_hal.modules.attention.packed_operands import unpacked
@@ -43,7 +43,7 @@ def attention_with_cache(module: Attention, label: str, given: dict[str, Any]) -
     tensors = check_sizes(label, unpacked(label, given, chosen), chosen, module)
     query, key, value = tensors
     dtype = activation_dtype(label, query, key=key, value=value)
-    query, key, value = (plain(tensor, dtype) for tensor in tensors)
+    query, key, value = (plain_input(tensor, dtype) for tensor in tensors)
     step = params.step_under_way
     keys, values = params.step(module.layer_number, key, value, chosen)  # type: ignore[arg-type] # checked
     found = (

@@ -10,7 +10,7 @@ from te_hal.modules.attention.bias import ALIBI, NO_BIAS, PRE_SCALE
 from te_hal.modules.once import once
 from te_hal.modules.rows import as_result
 from te_hal.modules.transforms import run_eagerly
-from te_hal.quantization import QuantizedTensor
+from te_hal.quantization.quantized_tensor import dequantized
 
 if TYPE_CHECKING:
     from te_hal.modules.attention.choice import AttentionPlan
@@ -108,8 +108,7 @@ class WrittenOut(torch.autograd.Function):
         rows, keys, values, probabilities, kept = ctx.saved_tensors
         query_shape, key_shape, value_shape = ctx.shapes
         settings: Settings = ctx.settings
-        plain = grad_output.dequantize() if isinstance(grad_output, QuantizedTensor) else grad_output
-        grads = _grouped(plain, key_shape[1])
+        grads = _grouped(dequantized(grad_output), key_shape[1])
         shape = (rows.shape[0], rows.shape[1], keys.shape[1])
         grad_query = grad_key = grad_value = grad_bias = grad_offset = None
         if ctx.needs_input_grad[2]:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
-from te_hal.modules.arguments import check_size
+from te_hal.modules.inference.cache_settings import check_settings
 from te_hal.modules.inference.layer_cache import LayerCache
 from te_hal.modules.inference.slots import Pages, Rows, Slots
 from te_hal.modules.inference.step import Step
-from te_hal.schema.errors import ArgumentError, StateError, UnsupportedError
-from te_hal.schema.flags import check_flags
-from te_hal.schema.formats import FLOATS
+from te_hal.schema.errors import ArgumentError, ArgumentTypeError, StateError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
-
-_FORMATS = ("bshd", "sbhd", "thd")
+    from collections.abc import Hashable
 
 
 class InferenceParams:
@@ -68,7 +65,7 @@ class InferenceParams:
     ) -> None:
         kind = type(self).__name__
         given = dict(locals())
-        _check(kind, given)
+        check_settings(kind, given)
         self.max_batch_size, self.max_sequence_length = max_batch_size, max_sequence_length
         self.num_heads_kv: int = given["num_heads_kv"]
         self.head_dim_k: int = given["head_dim_k"]
@@ -107,6 +104,7 @@ class InferenceParams:
             step_dict: from a sequence's id to its number of new tokens; 0 for one that waits.
 
         Raises:
+            ArgumentTypeError: no mapping.
             ArgumentError: a number that is none, or above ``max_ctx_len``.
             StateError: more sequences, longer ones, or more pages than there is room for; the step before was not
                 read by any layer.
@@ -132,6 +130,9 @@ class InferenceParams:
         self._steps += 1
 
     def _check_step(self, where: str, step_dict: Mapping[Hashable, int]) -> None:
+        if not isinstance(step_dict, Mapping):
+            got, accepted = f"a {type(step_dict).__name__}", "a dict from a sequence's id to its number of new tokens"
+            raise ArgumentTypeError(where, got=got, accepted=accepted, todo="name the sequences: {id: new tokens, ...}")
         for sequence, new in step_dict.items():
             if isinstance(new, bool) or not isinstance(new, int) or not 0 <= new <= self.max_ctx_len:
                 raise ArgumentError(
@@ -297,39 +298,3 @@ class InferenceParams:
 
 def _cumulative(lengths: list[int]) -> torch.Tensor:
     return torch.tensor([0, *lengths], dtype=torch.int32, device="cpu").cumsum(0, dtype=torch.int32)
-
-
-def _check(kind: str, given: dict[str, Any]) -> None:
-    """Check the constructor's arguments.
-
-    Raises:
-        ArgumentError: see InferenceParams.
-        UnsupportedError: see there.
-    """
-    if given["custom_cache_manager"] is not None:
-        raise UnsupportedError(
-            f"{kind}: custom_cache_manager",
-            got=repr(given["custom_cache_manager"]),
-            accepted="None",
-            todo="leave it out: is_paged chooses between the two layouts that there are",
-        )
-    check_flags(kind, {"is_paged": given["is_paged"]})
-    for name in ("max_batch_size", "max_sequence_length", "num_heads_kv", "head_dim_k"):
-        check_size(f"{kind}: {name}", given[name])
-    for name in ("head_dim_v", "max_ctx_len", "page_size", "total_num_pages"):
-        if given[name] is not None:
-            check_size(f"{kind}: {name}", given[name])
-    if given["dtype"] not in FLOATS:
-        accepted = "torch.float32, torch.bfloat16, torch.float16: the activation dtype"
-        raise ArgumentError(f"{kind}: dtype", got=repr(given["dtype"]), accepted=accepted, todo="pass it")
-    if given["qkv_format"] not in _FORMATS:
-        accepted = ", ".join(_FORMATS)
-        raise ArgumentError(f"{kind}: qkv_format", got=repr(given["qkv_format"]), accepted=accepted, todo="correct it")
-    paged = given["page_size"] is not None
-    if given["is_paged"] is not paged or (given["total_num_pages"] is not None and not paged):
-        raise ArgumentError(
-            f"{kind}: page_size",
-            got=f"{given['page_size']!r} with is_paged={given['is_paged']}, total_num_pages={given['total_num_pages']}",
-            accepted="a page_size with is_paged=True, and neither it nor total_num_pages without",
-            todo="set both, or leave them out",
-        )

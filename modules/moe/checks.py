@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from te_hal.modules.arguments import check_tensor
 from te_hal.modules.moe.row_functions import NOBODY
 from te_hal.quantization.quantized_tensor import QuantizedTensor
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
@@ -19,8 +20,7 @@ def check_rows(where: str, inp: object, *, quantized: bool = True) -> torch.Tens
         ArgumentTypeError: no tensor; a quantized one where that cannot be.
         ArgumentError: another number of dimensions or another dtype.
     """
-    if not isinstance(inp, torch.Tensor):
-        raise ArgumentTypeError(where, got=f"a {type(inp).__name__}", accepted="a torch.Tensor", todo="pass a tensor")
+    inp = check_tensor(where, inp)
     if isinstance(inp, QuantizedTensor) and not quantized:
         raise ArgumentTypeError(
             f"{where}: inp", got=f"a {type(inp).__name__}", accepted="a plain tensor", todo="dequantize() it first"
@@ -42,9 +42,7 @@ def check_integers(where: str, values: object, shape: tuple[int | None, ...], de
         ArgumentTypeError: no tensor.
         ArgumentError: another shape, dtype or device.
     """
-    if not isinstance(values, torch.Tensor):
-        got = f"a {type(values).__name__}"
-        raise ArgumentTypeError(where, got=got, accepted="a tensor of integers", todo="pass a tensor")
+    values = check_tensor(where, values)
     fits = values.dim() == len(shape) and all(s in (None, n) for s, n in zip(shape, values.shape, strict=True))
     if fits and values.dtype in _INTEGERS and values.device == device:
         return values
@@ -121,8 +119,7 @@ def check_probs(where: str, probs: object, shape: tuple[int, ...], device: torch
         ArgumentTypeError: no tensor.
         ArgumentError: another shape, dtype or device.
     """
-    if not isinstance(probs, torch.Tensor):
-        raise ArgumentTypeError(where, got=f"a {type(probs).__name__}", accepted="a torch.Tensor", todo="pass a tensor")
+    probs = check_tensor(where, probs)
     if probs.shape == shape and probs.dtype in FLOATS and probs.device == device:
         return probs
     raise ArgumentError(

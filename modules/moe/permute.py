@@ -38,8 +38,8 @@ def moe_permute(
     """Copy each token to a row for each of its experts; rows are grouped by expert, then in the order of tokens.
 
     Args:
-        inp: ``[tokens, hidden]``, plain or quantized (Float8Tensor, 1x128 blocks, MXFP8; the result is quantized alike,
-            rowwise, and gradients are plain).
+        inp: ``[tokens, hidden]``, plain or quantized (Float8Tensor, 1x128 blocks, MXFP8, MTFP8; the result is quantized
+            alike, rowwise, and gradients are plain).
         routing_map: with "mask" ``[tokens, experts]``, 1 or True where a token goes to an expert; with "index"
             ``[tokens, topk]``, numbers of experts, -1 for a choice that is dropped.
         num_out_tokens: rows of the result; -1: as many as are routed. More are zeros.

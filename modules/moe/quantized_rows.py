@@ -32,7 +32,7 @@ def gathered_storage(where: str, storage: QuantizedStorage, source: torch.Tensor
             where,
             got=repr(storage),
             accepted="rows with a rowwise copy and scales of their own, or one scale for all: Float8Tensor, "
-            "1x128 blocks, MXFP8",
+            "1x128 blocks, MXFP8, MTFP8",
             todo="permute before quantizing, or dequantize() first",
         )
     kind = StorageKind.of(storage.format, mode, rowwise=True, columnwise=False, order=storage.columnwise_order)

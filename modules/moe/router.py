@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from te_hal.modules.arguments import check_size, refuse_later
+from te_hal.modules.arguments import check_size, check_tensor, refuse_later
 from te_hal.modules.moe.checks import check_integers
 from te_hal.modules.moe.routing_map import RoutingMapFormat, checked_format, routing_map
 from te_hal.modules.moe.scores import SCORE_FUNCTIONS, SCORES, best, shares
-from te_hal.schema.errors import ArgumentError, ArgumentTypeError
+from te_hal.schema.errors import ArgumentError
 from te_hal.schema.flags import check_flags
 from te_hal.schema.formats import FLOATS
 
@@ -174,9 +174,8 @@ def fused_moe_aux_loss(
         ArgumentError: shapes, dtypes or numbers that do not fit.
     """
     where = "fused_moe_aux_loss"
-    if not all(isinstance(given, torch.Tensor) for given in (probs, tokens_per_expert)):
-        got = f"a {type(probs).__name__} and a {type(tokens_per_expert).__name__}"
-        raise ArgumentTypeError(where, got=got, accepted="tensors probs and tokens_per_expert", todo="pass tensors")
+    check_tensor(f"{where}: probs", probs)
+    check_tensor(f"{where}: tokens_per_expert", tokens_per_expert)
     if probs.dim() != 2 or probs.dtype not in FLOATS or tokens_per_expert.shape != probs.shape[1:]:  # noqa: PLR2004
         raise ArgumentError(
             where,
@@ -198,10 +197,7 @@ def fused_moe_aux_loss(
 
 
 def _check_logits(where: str, logits: object, topk: object, score_function: object) -> None:
-    if not isinstance(logits, torch.Tensor):
-        raise ArgumentTypeError(
-            where, got=f"a {type(logits).__name__}", accepted="a torch.Tensor", todo="pass a tensor"
-        )
+    logits = check_tensor(where, logits)
     if not logits.dim() or logits.dtype not in FLOATS:
         raise ArgumentError(
             f"{where}: logits",
@@ -246,15 +242,16 @@ def _is_count(value: object) -> TypeGuard[int]:
 def _check_bias(where: str, expert_bias: object, score_function: str, logits: torch.Tensor) -> None:
     if expert_bias is None:
         return
-    fits = isinstance(expert_bias, torch.Tensor) and expert_bias.shape == logits.shape[-1:]
+    bias = check_tensor(f"{where}: expert_bias", expert_bias)
+    fits = bias.shape == logits.shape[-1:] and bias.is_floating_point() and bias.device == logits.device
     if fits and score_function != "softmax":
         return
-    got = f"shape {tuple(expert_bias.shape)}" if isinstance(expert_bias, torch.Tensor) else repr(expert_bias)
     raise ArgumentError(
         f"{where}: expert_bias",
-        got=f"{got} with {score_function!r}",
-        accepted=f"[{logits.shape[-1]}] with {' or '.join(map(repr, SCORES))}; None",
-        todo="leave it out, or choose another score_function",
+        got=f"shape {tuple(bias.shape)} of {bias.dtype} on {bias.device} with {score_function!r}",
+        accepted=f"[{logits.shape[-1]}] of a floating dtype on {logits.device} with "
+        f"{' or '.join(map(repr, SCORES))}; None",
+        todo="leave it out, correct it, or choose another score_function",
     )
 
 

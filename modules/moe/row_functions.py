@@ -12,7 +12,8 @@ import torch
 
 from te_hal.modules.moe.quantized_rows import gathered_storage
 from te_hal.modules.once import once
-from te_hal.quantization.quantized_tensor import QuantizedTensor, wrap
+from te_hal.modules.transforms import run_eagerly
+from te_hal.quantization.quantized_tensor import QuantizedTensor, dequantized, wrap
 
 #: In an index: no row.
 NOBODY = -1
@@ -90,12 +91,12 @@ class GatherRows(torch.autograd.Function):
         return gather(rows, source)
 
     @staticmethod
+    @run_eagerly
     @once(lambda ctx: ctx.where)
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
         """Sum; a quantized gradient is dequantized."""
         (slots,) = ctx.saved_tensors
-        plain = gradient.dequantize() if isinstance(gradient, QuantizedTensor) else gradient
-        return total(plain, slots, None), None, None, None
+        return total(dequantized(gradient), slots, None), None, None, None
 
 
 class SumRows(torch.autograd.Function):
@@ -116,10 +117,15 @@ class SumRows(torch.autograd.Function):
         return total(rows, slots, weights)
 
     @staticmethod
+    @run_eagerly
     @once(lambda ctx: ctx.where)
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
-        """Gradients of rows, in their dtype, and of weights: the scalar product of row and gradient, in fp32."""
+        """Gradients of rows, in their dtype, and of weights: the scalar product of row and gradient, in fp32.
+
+        A quantized gradient is dequantized.
+        """
         rows, weights, slots = ctx.saved_tensors
+        gradient = dequantized(gradient)
         grad_rows = grad_weights = None
         if ctx.needs_input_grad[0]:
             tokens = torch.arange(len(slots), device=slots.device)[:, None].expand_as(slots)

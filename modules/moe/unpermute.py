@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from te_hal.modules.arguments import check_tensor
 from te_hal.modules.moe.checks import check_integers, check_probs, check_rows
 from te_hal.modules.moe.permute import check_map_type
 from te_hal.modules.moe.row_functions import NOBODY, SumRows
@@ -54,6 +55,8 @@ def moe_unpermute(
     """
     check_rows(_WHERE, inp, quantized=False)
     merging_probs = _renamed(merging_probs, probs)
+    if merging_probs is not None:
+        check_tensor(f"{_WHERE}: merging_probs", merging_probs)
     if check_map_type(_WHERE, map_type) == "mask":
         check_integers(f"{_WHERE}: row_id_map", row_id_map, (None, None), inp.device)
         if row_id_map.shape[1] % 2 == 0:
@@ -97,7 +100,13 @@ def _of_mask(
     device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     experts = (row_id_map.shape[1] - 1) // 2
+    counts = row_id_map[:, -1]
+    if counts.numel() and not 0 <= int(counts.min()) <= int(counts.max()) <= experts:
+        got = f"a token with {int(counts.min())} and one with {int(counts.max())} rows"
+        raise _wrong_map(row_id_map, f"from 0 to {experts}, the experts, in the last column", got)
     slots, of_rows = slots_of_mask_map(row_id_map)
+    if of_rows.numel() and int(of_rows.max()) >= experts:
+        raise _wrong_map(row_id_map, f"experts below {experts}", f"expert {int(of_rows.max())}")
     if pad_offsets is not None:
         check_integers(f"{_WHERE}: pad_offsets", pad_offsets, (experts,), device)
         slots = padded(slots, row_id_map, pad_offsets)
@@ -126,20 +135,29 @@ def _tokens_of(
     if merging_probs is not None:
         tokens = len(merging_probs) if merging_probs.dim() else 1
     elif restore_shape is not None:
-        tokens = restore_shape[0]
+        tokens = _checked_pair(restore_shape)[0]
     if tokens < 0 or (len(row_id_map) % tokens if tokens else len(row_id_map)):
         raise _wrong_map(row_id_map, f"a multiple of the {tokens} tokens that probabilities or restore_shape name")
     return tokens
 
 
 def _check_shape(restore_shape: Sequence[int] | None, shape: tuple[int, int]) -> None:
-    if restore_shape is not None and tuple(restore_shape) != shape:
+    if restore_shape is not None and _checked_pair(restore_shape) != shape:
         raise ArgumentError(
             f"{_WHERE}: restore_shape",
             got=str(tuple(restore_shape)),
             accepted=f"{shape}, as map and rows say",
             todo="correct it, or leave it out",
         )
+
+
+def _checked_pair(restore_shape: object) -> tuple[int, int]:
+    pair = tuple(restore_shape) if isinstance(restore_shape, (list, tuple)) else ()
+    if len(pair) != 2 or not all(type(size) is int for size in pair):  # noqa: PLR2004 - said in the message
+        raise ArgumentError(
+            f"{_WHERE}: restore_shape", got=repr(restore_shape), accepted="(tokens, hidden)", todo="pass two ints"
+        )
+    return pair
 
 
 def _wrong_map(row_id_map: torch.Tensor, accepted: str, got: str | None = None) -> ArgumentError:

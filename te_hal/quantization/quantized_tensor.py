@@ -255,6 +255,11 @@ def wrap(
     return tensor_class(storage.mode)(storage, quantizer=quantizer, requires_grad=requires_grad)
 
 
+def dequantized(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or the plain one that a quantized one stands for, in its nominal dtype; with autograd."""
+    return tensor.dequantize() if isinstance(tensor, QuantizedTensor) else tensor
+
+
 def tensor_class(mode: ScalingMode) -> type[QuantizedTensor]:
     """The class of tensors with a scaling mode.
 

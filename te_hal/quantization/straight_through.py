@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from te_hal.quantization.quantized_tensor import QuantizedTensor, wrap
+from te_hal.quantization.quantized_tensor import dequantized, wrap
 
 if TYPE_CHECKING:
+    from te_hal.quantization.quantized_tensor import QuantizedTensor
     from te_hal.quantization.quantizer import Quantizer
     from te_hal.schema.storage import QuantizedStorage
 
@@ -23,8 +24,7 @@ class _Quantize(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # noqa: ANN401
-        plain = grad.dequantize() if isinstance(grad, QuantizedTensor) else grad
-        return plain.to(ctx.dtype), None, None
+        return dequantized(grad).to(ctx.dtype), None, None
 
 
 def quantize_straight_through(tensor: torch.Tensor, storage: QuantizedStorage, quantizer: Quantizer) -> QuantizedTensor:

@@ -115,6 +115,12 @@ def test_a_number_of_new_tokens_that_is_none_is_refused(new):
         cache(max_ctx_len=6).pre_step({"a": new})
 
 
+@pytest.mark.parametrize("step", [[("a", 1)], None, "a"], ids=repr)
+def test_a_step_that_names_no_numbers_is_a_type_error(step):
+    with pytest.raises(TypeError, match=r"InferenceParams\.pre_step: got a .*accepted: a dict from a sequence's id"):
+        cache().pre_step(step)
+
+
 def test_a_forward_without_a_step_and_a_step_without_a_forward_are_refused():
     params = cache()
     with pytest.raises(RuntimeError, match=r"a forward that no pre_step announced; .*pre_step\(\{sequence"):

@@ -76,6 +76,14 @@ PROBS = torch.rand(6, 2)
 _ROWS, MAP = te.moe_permute(X, MASK)
 INDEX_MAP = te.moe_permute(X, INDEX, map_type="index")[1]
 
+
+def changed(row_id_map: torch.Tensor, column: int, value: int) -> torch.Tensor:
+    """The map with another number for its first token."""
+    made = row_id_map.clone()
+    made[0, column] = value
+    return made
+
+
 WRONG = {
     "rank": (te.moe_permute, {"inp": torch.zeros(2, 3, 8)}, r"inp: got shape \(2, 3, 8\)"),
     "dtype": (te.moe_permute, {"inp": torch.zeros(6, 8, dtype=torch.int32)}, "inp: got .*torch.int32"),
@@ -116,6 +124,23 @@ WRONG = {
         te.moe_unpermute,
         {"row_id_map": INDEX_MAP, "map_type": "index", "merging_probs": PROBS[:4]},
         "row_id_map: got shape .*multiple of the 4 tokens",
+    ),
+    "a token's rows": (te.moe_unpermute, {"row_id_map": changed(MAP, -1, 3)}, "row_id_map: .*with 3 rows; .*0 to 2"),
+    "a token's rows below 0": (
+        te.moe_unpermute,
+        {"row_id_map": changed(MAP, -1, -1)},
+        "row_id_map: .* with -1",
+    ),
+    "experts": (
+        te.moe_unpermute,
+        {"row_id_map": changed(MAP, 2, 2)},
+        "row_id_map: got expert 2; accepted: .* below",
+    ),
+    "one size": (te.moe_unpermute, {"restore_shape": 6}, r"restore_shape: got 6; accepted: \(tokens, hidden\)"),
+    "no sizes": (
+        te.moe_unpermute,
+        {"row_id_map": INDEX_MAP, "map_type": "index", "restore_shape": ()},
+        r"restore_shape: got \(\)",
     ),
     "chunks": (te.moe_sort_chunks_by_index, {"split_sizes": torch.tensor([2, 3])}, r"split_sizes: got \[2, 3\]"),
     "negative chunk": (
@@ -162,3 +187,9 @@ def test_what_is_no_tensor_is_a_type_error(function):
         if isinstance(value, torch.Tensor):
             with pytest.raises(TypeError, match=f"{function.__name__}.*got a list"):
                 function(**{**GOOD[function], name: value.tolist()})
+
+
+@pytest.mark.parametrize(("map_type", "row_id_map"), [("mask", MAP), ("index", INDEX_MAP)])
+def test_probabilities_that_are_no_tensor_are_a_type_error(map_type, row_id_map):
+    with pytest.raises(TypeError, match="moe_unpermute: merging_probs: got a list"):
+        te.moe_unpermute(X, row_id_map, [[1.0]] * 6, map_type=map_type)

@@ -241,6 +241,15 @@ def test_the_older_name_of_the_probabilities_warns_and_works():
     assert torch.equal(found, te.moe_unpermute(rows, row_id_map, probs))
 
 
+def test_quantized_gradients_are_those_of_their_values():
+    mask, x = torch.ones(16, 1, dtype=torch.bool), tokens(16)
+    quantized = QUANTIZERS["per_tensor"]()(torch.randn(16, HIDDEN))
+    rows, row_id_map = te.moe_permute(x, mask)
+    back = te.moe_unpermute(rows, row_id_map, torch.full((16, 1), 2.0))
+    assert torch.equal(torch.autograd.grad(back, x, quantized, retain_graph=True)[0], 2 * quantized.dequantize())
+    assert torch.equal(torch.autograd.grad(rows, x, quantized)[0], quantized.dequantize())
+
+
 def test_second_derivatives_are_refused():
     x = tokens(12)
     rows, row_id_map = te.moe_permute(x, MASKS["two_each"])

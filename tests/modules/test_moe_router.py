@@ -225,6 +225,14 @@ WRONG = {
     "no room": ({"num_groups": 6, "group_topk": 1, "topk": 3}, "num_groups, group_topk: .*room for topk"),
     "bias of softmax": ({"expert_bias": torch.zeros(EXPERTS)}, "expert_bias: got .* with 'softmax'"),
     "bias": ({"expert_bias": torch.zeros(3), "score_function": "sigmoid"}, r"expert_bias: got shape \(3,\)"),
+    "bias of ints": (
+        {"expert_bias": torch.zeros(EXPERTS, dtype=torch.int64), "score_function": "sigmoid"},
+        "expert_bias: got .*torch.int64.*a floating dtype",
+    ),
+    "bias elsewhere": (
+        {"expert_bias": torch.zeros(EXPERTS, device="meta"), "score_function": "sigmoid"},
+        "expert_bias: got .* on meta .*accepted: .* on cpu",
+    ),
     "factor": ({"scaling_factor": "2"}, "scaling_factor: got '2'"),
     "format": ({"routing_map_format": "bits"}, "routing_map_format: got 'bits'"),
     "format's number": ({"routing_map_format": 2}, "routing_map_format: got 2"),
@@ -255,9 +263,18 @@ def test_a_loss_of_shapes_or_numbers_that_do_not_fit_is_refused():
     ):
         with pytest.raises(ValueError, match="fused_moe_aux_loss"):
             fused_moe_aux_loss(**{"probs": probs, "tokens_per_expert": counts, **good, **wrong})
-    for function in (lambda: routed([[1.0]], 1), lambda: fused_moe_aux_loss([1.0], counts, 1, 3, 1, 0.1)):
-        with pytest.raises(TypeError):
-            function()
+    for wrong in ({"probs": [1.0]}, {"tokens_per_expert": [1.0]}):
+        with pytest.raises(TypeError, match=f"fused_moe_aux_loss: {next(iter(wrong))}: got a list"):
+            fused_moe_aux_loss(**{"probs": probs, "tokens_per_expert": counts, **good, **wrong})
+
+
+def test_what_is_no_tensor_is_a_type_error():
+    with pytest.raises(TypeError, match="fused_topk_with_score_function: got a list"):
+        routed([[1.0]], 1)
+    with pytest.raises(TypeError, match="fused_topk_with_score_function: expert_bias: got a float"):
+        routed(L, 1, score_function="sigmoid", expert_bias=1.0)
+    with pytest.raises(TypeError, match="fused_compute_score_for_moe_aux_loss: got a list"):
+        fused_compute_score_for_moe_aux_loss([[1.0]], 1, "softmax")
 
 
 def test_routing_permuting_and_merging_give_a_token_the_weighted_sum_of_its_experts():
