@@ -14,6 +14,7 @@ from te_hal.modules.ops.extra_tensors import written_into
 from te_hal.modules.rows import as_result, plain_rows
 from te_hal.modules.saved import prepare_for_saving, restore_from_saved
 from te_hal.modules.transforms import run_eagerly
+from te_hal.schema.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,6 +102,7 @@ class ChainFunction(torch.autograd.Function):
         ctx.save_for_backward(*saved)
         ctx.calls, ctx.counts, ctx.input_shape, ctx.adds = calls, counts, input.shape, residual is not None
         if residual is not None:
+            _check_memory(residual, saved, calls[-1].linear.module)
             return written_into(residual, _sum(flowing, bias, residual, calls[-1].plan))
         return as_result(flowing, (*input.shape[:-1], flowing.shape[-1]))
 
@@ -150,6 +152,22 @@ def _front(
         return normed.operand, normed.output, (rows, gamma, *normed.statistics)
     operand, plain = activate(rows.contiguous(), None, _activation(stage), call.linear)
     return operand, plain, (rows,)
+
+
+def _check_memory(residual: torch.Tensor, saved: Sequence[torch.Tensor | None], module: str) -> None:
+    """Refuse to write over what the backward of the same Function reads, which torch would not notice.
+
+    Raises:
+        ArgumentError: the extra input shares memory with a tensor that is kept.
+    """
+    address = residual.untyped_storage().data_ptr()
+    if address and any(kept is not None and kept.untyped_storage().data_ptr() == address for kept in saved):
+        raise ArgumentError(
+            f"{module}: AddExtraInput(in_place=True) behind it",
+            got="an extra input in the memory of a tensor that the backward reads",
+            accepted="memory that nothing else reads",
+            todo="use AddExtraInput(), or pass a copy",
+        )
 
 
 def _sum(result: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, plan: LinkPlan) -> torch.Tensor:

@@ -6,6 +6,8 @@ form                          written by
 uint8 tensor, a pickle        2.x, and 0.x/1.x with tensors
 ``io.BytesIO`` of torch.save  1.x
 dict, list                    0.x; as ``torch.load`` has read them, tensors included
+uint8 tensor, a pickle of     2.x, ops: one dict a direction, two slots forward and one backward
+two dicts
 ============================  =======================================================================
 
 All of them hold scales and amax histories of both directions, some the recipe, some the inverse scales, which are
@@ -83,6 +85,8 @@ def _bytes_of(saved: object) -> bytes:
 def _state_of(value: object, memory: dict[str, bytes]) -> SavedState | None:
     if not isinstance(value, dict) or not value:
         raise UnreadablePickleError(f"a {type(value).__name__} without scaling state")
+    if set(value) <= {"forward", "backward"} and all(isinstance(part, dict) for part in value.values()):
+        value = {name: entry for part in value.values() for name, entry in part.items()}
     unknown = [str(key) for key in value if key not in _OTHERS and key not in ARRAYS]
     if unknown:
         raise UnreadablePickleError(f"entries {', '.join(unknown)}")

@@ -115,7 +115,7 @@ def test_a_damaged_state_is_refused_before_anything_has_changed():
     saved = copy.deepcopy(model.state_dict())
     saved["3._extra_state"][-1] ^= 1
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(RuntimeError, match="3._extra_state"):
+    with pytest.raises(RuntimeError, match=r"3\._extra_state"):
         te.check_extra_states(model, saved)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
