@@ -13,7 +13,9 @@ from te_hal.modules.attention import (
 from te_hal.modules.checkpoint import checkpoint
 from te_hal.modules.cpu_offload import get_cpu_offload_context
 from te_hal.modules.cross_entropy import parallel_cross_entropy
+from te_hal.modules.device_questions import get_cudnn_version, get_device_compute_capability
 from te_hal.modules.glu_layout import deinterleave_glu_tensor, interleave_glu_tensor
+from te_hal.modules.graph import make_graphed_callables
 from te_hal.modules.grouped_linear import GroupedLinear
 from te_hal.modules.inference import InferenceParams
 from te_hal.modules.layernorm import LayerNorm
@@ -32,6 +34,7 @@ from te_hal.modules.moe import (
     moe_unpermute,
 )
 from te_hal.modules.offload_marks import mark_not_offload
+from te_hal.modules.onnx_export import onnx_export
 from te_hal.modules.rmsnorm import RMSNorm
 from te_hal.modules.rng_tracker import CudaRNGStatesTracker, RNGStatesTracker
 from te_hal.modules.saved import prepare_for_saving, restore_from_saved
@@ -120,7 +123,9 @@ __all__ = [
     "fp8_autocast",
     "fp8_model_init",
     "get_cpu_offload_context",
+    "get_cudnn_version",
     "get_default_recipe",
+    "get_device_compute_capability",
     "interleave_glu_tensor",
     "is_bf16_available",
     "is_fp8_available",
@@ -128,6 +133,7 @@ __all__ = [
     "is_mtfp8_block_scaling_available",
     "is_mxfp8_available",
     "is_nvfp4_available",
+    "make_graphed_callables",
     "mark_not_offload",
     "memory_report",
     "moe_permute",
@@ -136,6 +142,7 @@ __all__ = [
     "moe_sort_chunks_by_index",
     "moe_sort_chunks_by_index_with_probs",
     "moe_unpermute",
+    "onnx_export",
     "ops",
     "optimizers",
     "parallel_cross_entropy",
@@ -160,12 +167,8 @@ _LATER = (
     "QuantizedTensorStorage",
     "UserBufferQuantizationMode",
     "destroy_ub",
-    "get_cudnn_version",
-    "get_device_compute_capability",
     "initialize_ub",
-    "make_graphed_callables",
     "newton_schulz",
-    "onnx_export",
     "restore_from_func_ctx",
 )
 

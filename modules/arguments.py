@@ -31,6 +31,10 @@ _FEATURES = {
     **dict.fromkeys(("ub_bulk_dgrad", "ub_bulk_wgrad", "ub_name"), _OVERLAP),
     **dict.fromkeys(("tensor_parallel", "tensor_parallel_mode", "tensor_parallel_group"), _TENSOR_PARALLEL),
     "userbuffers_options": _OVERLAP,
+    **dict.fromkeys(
+        ("sample_kwargs", "retain_graph_in_backward", "cache_quantized_params"), "this kind of device graph"
+    ),
+    "amax_reduction_group": "a reduction over processes inside of a device graph",
     "symmetric_ar_type": "symmetric-memory all-reduce",
     **dict.fromkeys(("qb_histogram", "qb_bin_bounds", "qb_histogram_mode"), "quantile balancing"),
     "max_token_num": "memory set aside for a number of tokens",
