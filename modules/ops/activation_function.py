@@ -12,7 +12,8 @@ from te_hal.modules.once import once
 from te_hal.modules.rows import as_result
 from te_hal.modules.saved import prepare_for_saving, restore_from_saved
 from te_hal.modules.transforms import run_eagerly
-from te_hal.quantization import Float8CurrentScalingQuantizer, QuantizedTensor
+from te_hal.quantization import Float8CurrentScalingQuantizer
+from te_hal.quantization.quantized_tensor import dequantized
 from te_hal.schema.storage import QuantizedStorage
 from te_hal.schema.support import Call
 
@@ -92,7 +93,7 @@ class ActivationFunction(torch.autograd.Function):
         """The input's gradient, in its dtype; a quantized ``grad_output`` is dequantized."""
         (kept,) = restore_from_saved(ctx.rebuilds, ctx.saved_tensors)
         plan: ActivationPlan = ctx.plan
-        grad = grad_output.dequantize() if isinstance(grad_output, QuantizedTensor) else grad_output
+        grad = dequantized(grad_output)
         if isinstance(kept, QuantizedStorage):
             kept = _dequantize(kept, plan.key.dtype)
         return plan.backward(grad.contiguous(), kept), None, None, None  # type: ignore[arg-type] # a tensor

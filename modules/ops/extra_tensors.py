@@ -9,7 +9,7 @@ import torch
 from te_hal.modules.ops.input_checks import check_beside, check_input
 from te_hal.modules.ops.operation import BasicOperation, Part
 from te_hal.modules.rows import as_result
-from te_hal.quantization import QuantizedTensor
+from te_hal.quantization.quantized_tensor import dequantized
 from te_hal.schema.flags import check_flags
 
 
@@ -45,7 +45,7 @@ class AddExtraInput(BasicOperation):
             ArgumentTypeError, ArgumentError: tensors that do not go together.
         """
         check_input(self.label, input)
-        given = input.dequantize() if isinstance(input, QuantizedTensor) else input
+        given = dequantized(input)
         check_beside(self.label, "extra input", extra, given, tuple(given.shape))
         output: torch.Tensor = _AddInto.apply(given, extra) if self.in_place else extra + given  # type: ignore[no-untyped-call]
         return output

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from te_hal.modules import grouped_linear
-from te_hal.modules.arguments import refuse_later
 from te_hal.modules.ops.basic_linear import KAIMING
 from te_hal.modules.ops.input_checks import check_beside
 from te_hal.modules.ops.operation import BasicOperation
@@ -92,9 +91,16 @@ class GroupedLinear(grouped_linear.GroupedLinear, BasicOperation):
             ``[..., out_features]`` in the activation dtype.
 
         Raises:
-            As te.GroupedLinear.
+            ArgumentError: a ``bias_scale`` that does not fit, or without ``scale_bias``.
+            TeHalError: as te.GroupedLinear.
         """
-        refuse_later(self.label, {"bias_scale": None if self.scale_bias else bias_scale}, {"bias_scale": None})
+        if bias_scale is not None and not self.scale_bias:
+            raise ArgumentError(
+                f"{self.label}: bias_scale",
+                got="a value with scale_bias=False",
+                accepted="None: nothing would read it",
+                todo="leave it out, or make the op with scale_bias=True",
+            )
         found = super().forward(input, split_sizes)
         if not self.scale_bias:
             output: torch.Tensor = found

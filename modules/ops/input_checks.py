@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
+from te_hal.modules.arguments import check_tensor
 from te_hal.modules.transforms import refuse_transforms
 from te_hal.quantization.autocast import note_module
-from te_hal.schema.errors import ArgumentError, ArgumentTypeError
+from te_hal.schema.errors import ArgumentError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def check_input(label: str, input: object, size: int | None = None, name: str = "") -> None:
@@ -25,10 +29,9 @@ def check_input(label: str, input: object, size: int | None = None, name: str = 
     """
     note_module()
     refuse_transforms(label)
-    if not isinstance(input, torch.Tensor):
-        raise ArgumentTypeError(label, got=f"a {type(input).__name__}", accepted="a torch.Tensor", todo="pass a tensor")
-    if input.dim() == 0 or (size is not None and input.shape[-1] != size):
-        raise wrong_size(label, tuple(input.shape), size, name)
+    shape = tuple(check_tensor(label, input).shape)
+    if not shape or (size is not None and shape[-1] != size):
+        raise wrong_size(label, shape, size, name)
 
 
 def wrong_size(label: str, shape: tuple[int, ...], size: int | None, name: str) -> ArgumentError:
@@ -56,8 +59,7 @@ def check_beside(label: str, what: str, tensor: object, like: torch.Tensor, shap
         ArgumentError: another shape, dtype or device.
     """
     where = f"{label}: {what}"
-    if not isinstance(tensor, torch.Tensor):
-        raise ArgumentTypeError(where, got=f"a {type(tensor).__name__}", accepted="a torch.Tensor", todo="pass one")
+    tensor = check_tensor(where, tensor)
     if tuple(tensor.shape) != shape or tensor.dtype != like.dtype or tensor.device != like.device:
         raise ArgumentError(
             where,

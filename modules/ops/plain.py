@@ -8,7 +8,7 @@ import torch
 
 from te_hal.modules.ops.input_checks import check_input
 from te_hal.modules.ops.operation import BasicOperation
-from te_hal.quantization import QuantizedTensor
+from te_hal.quantization.quantized_tensor import dequantized
 from te_hal.schema.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Reshape(BasicOperation):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """A view where strides allow; a quantized one is dequantized."""
         check_input(self.label, input)
-        return _plain(input).reshape(self._shape)
+        return dequantized(input).reshape(self._shape)
 
     def extra_repr(self) -> str:
         """Shape, for ``print(model)``."""
@@ -70,7 +70,7 @@ class ConstantScale(BasicOperation):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """``input * scale``."""
         check_input(self.label, input)
-        return _plain(input) * self.scale
+        return dequantized(input) * self.scale
 
     def extra_repr(self) -> str:
         """Scale, for ``print(model)``."""
@@ -98,12 +98,8 @@ class Dropout(BasicOperation):
         check_input(self.label, input)
         if not self.training or not self.dropout_probability:
             return input
-        return torch.nn.functional.dropout(_plain(input), self.dropout_probability)
+        return torch.nn.functional.dropout(dequantized(input), self.dropout_probability)
 
     def extra_repr(self) -> str:
         """Share, for ``print(model)``."""
         return f"p={self.dropout_probability}"
-
-
-def _plain(input: torch.Tensor) -> torch.Tensor:
-    return input.dequantize() if isinstance(input, QuantizedTensor) else input

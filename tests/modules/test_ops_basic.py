@@ -213,6 +213,11 @@ def test_a_grouped_linear_scales_the_bias_of_a_row():
     torch.testing.assert_close(y, torch.cat(wanted))
 
 
+def test_a_grouped_linear_refuses_scales_that_nothing_would_read():
+    with pytest.raises(ValueError, match="bias_scale: got a value with scale_bias=False; accepted: None"):
+        OF.GroupedLinear(2, 16, 8)(torch.randn(10, 16), [7, 3], torch.rand(10))
+
+
 @pytest.mark.parametrize("make", [recipe.DelayedScaling, recipe.Float8CurrentScaling, recipe.MXFP8BlockScaling])
 def test_quantize_gives_codes_forward_and_backward(make):
     op = OF.Quantize(forward=True, backward=True)
