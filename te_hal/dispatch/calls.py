@@ -1,8 +1,8 @@
 """Counts the calls of ops, by who ran them: te_hal.report reads it.
 
-A count is a list of one number, so that counting costs a public op 30 ns: it is kept in the memo beside the kernel, and
-added to by the op's generated entry. Kernels that plans and compositions keep are wrapped, for 0.06 us a call.
-Adding needs no lock: CPython changes threads between calls and loops, and ``count[0] += 1`` has neither.
+A count is a list of one number, so that counting costs a public op about 0.05 us: it is kept in the memo beside the
+kernel, and added to by the op's generated entry. Kernels that plans and compositions keep are wrapped, for 0.06 us a
+call. Adding needs no lock: CPython changes threads between calls and loops, and ``count[0] += 1`` has neither.
 """
 
 from __future__ import annotations

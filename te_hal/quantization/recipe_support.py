@@ -17,7 +17,7 @@ from te_hal.dispatch import (
     parts_of,
     support_for,
 )
-from te_hal.quantization.linear_calls import cast_call, gemm_call, linear_copies, operand_kind
+from te_hal.quantization.linear_calls import cast_call, dequantize_call, gemm_call, linear_copies, operand_kind
 from te_hal.quantization.operand_formats import recipe_formats
 from te_hal.recipe import CustomRecipe, DelayedScaling
 from te_hal.schema.errors import UnsupportedError
@@ -169,6 +169,10 @@ def _recipe_calls(
     a, b = kind("fprop", "input", made["input"]), kind("fprop", "weight", made["weight"])
     yield gemm_call("fprop", device, a, b, dtype)
     if backward:
+        if formats.backward_override == "dequantized":
+            for of, kept in ((formats.weight, copies.weight_kept), (formats.input, copies.input_kept)):
+                if of is not None:
+                    yield dequantize_call(device, of, kept, order, dtype)
         gradient = kind("dgrad", "grad_output", made["grad_output"])
         yield gemm_call("dgrad", device, gradient, kind("dgrad", "weight", copies.weight_kept), dtype)
         yield gemm_call("wgrad", device, gradient, kind("wgrad", "input", copies.input_kept), dtype)

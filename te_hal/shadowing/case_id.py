@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def case_id(op: str, arguments: Mapping[str, Any]) -> str:
-    """What ``te-hal conformance --case`` takes for calls of this kind; empty where the kit has none (NVFP4).
+    """What ``te-hal conformance --case`` takes for calls of this kind; empty where the kit has none.
 
     Its operands hold everyday values: those of the call are in the file that te_hal.shadow writes.
 

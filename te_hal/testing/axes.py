@@ -42,7 +42,10 @@ COPIES = {
     "column": (False, True, ColumnwiseOrder.TRANSPOSED),
     "both": (True, True, ColumnwiseOrder.TRANSPOSED),
     "both-same-order": (True, True, ColumnwiseOrder.SAME),
+    "column-same-order": (False, True, ColumnwiseOrder.SAME),
 }
+#: Those that operands are tried with; the others are for a single case, by its id.
+_TRIED = ("row", "column", "both", "both-same-order")
 
 #: Numbers that flags take, the everyday one first. A flag that is not here keeps its default.
 _NUMBERS: dict[str, tuple[str, ...]] = {
@@ -172,11 +175,11 @@ def _operand_words(operand: Operand) -> tuple[str, ...]:
 
 
 def storage_words() -> tuple[str, ...]:
-    """Storages as operands: every format and mode that go together, with copies of every kind."""
+    """Storages as operands: every format and mode that go together, with the copies that are tried."""
     found = []
     for mode in ScalingMode:
         for format_ in _formats_of(mode):
-            copies = tuple(COPIES) if format_ != "e5m2" else ("both",)
+            copies = _TRIED if format_ != "e5m2" else ("both",)
             kept = (word for word in copies if word == "row" or COPIES[word][2] is order_of(mode, COPIES[word][2]))
             found += [f"{format_}.{mode.value}.{word}" for word in kept]
     return tuple(found)

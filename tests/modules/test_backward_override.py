@@ -9,10 +9,12 @@ import sys
 import closeness
 import pytest
 import torch
+from stub_backends import stub
 
 import te_hal
 import te_hal.modules as te
 from te_hal import recipe
+from te_hal.dispatch import register_backend, registry
 from te_hal.quantization import quantizer_factories
 from te_hal.quantization.recipe_quantizers import make_quantizer
 from te_hal.schema.errors import ArgumentError, UnsupportedError
@@ -235,3 +237,17 @@ def test_the_environment_gives_the_start_value_to_all_but_delayed_scaling():
     environment = {**os.environ, "TE_HAL_BACKWARD_OVERRIDE": "dequantized"}
     run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["dequantized"] * 4 + ["None"]
+
+
+def test_a_forced_backend_that_decodes_nothing_is_refused_as_autocast_is_entered():
+    reference = registry.tables().backends["cpu_reference"]
+    kernels = {op: kernel for op, kernel in reference.kernels.items() if op != "dequantize"}
+    register_backend(stub("decodes_nothing", kernels=kernels, supports=reference.supports))
+    chosen = {override: recipe.Float8CurrentScaling(backward_override=override) for override in OVERRIDES}
+    with te_hal.use_backend("decodes_nothing"):
+        with pytest.raises(UnsupportedError, match=r"autocast: .*has no kernel for dequantize"):
+            te.autocast(recipe=chosen["dequantized"]).__enter__()
+        with te.autocast(recipe=chosen["high_precision"]), torch.no_grad():
+            made("Linear")(data()[0])
+        with torch.no_grad(), te.autocast(recipe=chosen["dequantized"]):
+            made("Linear")(data()[0])

@@ -23,6 +23,8 @@ RECIPES = {
     "current": recipe.Float8CurrentScaling(),
     "blocks": recipe.Float8BlockScaling(),
     "mxfp8": recipe.MXFP8BlockScaling(),
+    "nvfp4": recipe.NVFP4BlockScaling(),
+    "mtfp8": recipe.MTFP8BlockScaling(),
 }
 
 
@@ -70,10 +72,16 @@ def test_a_case_is_found_again_from_its_arguments(op) -> None:
         assert {axis: Case.of(found).words[axis] for axis in plain} == plain
 
 
-def test_nvfp4_has_no_case() -> None:
-    schema = SCHEMAS["quantize"]
-    arguments = arguments_of(schema, (torch.ones(16, 32),), {"dtype": "float4_e2m1", "mode": "nvfp4"})
-    assert case_id("quantize", arguments) == ""
+def test_a_dtype_that_the_kit_does_not_try_has_no_case() -> None:
+    assert case_id("amax", {"input": torch.ones(4, dtype=torch.float64), "out": None}) == ""
+
+
+@pytest.mark.parametrize("backend", ["cpu_reference", "musa_emulator"])
+@pytest.mark.parametrize("mode", ["mtfp8_1x128", "block_1x128"])
+def test_a_copy_that_is_tried_by_its_id_alone_runs(mode, backend) -> None:
+    copies = "column-same-order" if mode.startswith("mtfp8") else "column"
+    case = Case.of(f"gemm:a=e5m2.{mode}.{copies},b=e4m3.{mode}.{copies},layout=wgrad,out_dtype=bf16")
+    assert run_case(Subject(backend).prepare(), case).status is Status.PASSED
 
 
 NO_CASES = {
