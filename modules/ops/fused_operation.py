@@ -9,7 +9,7 @@ import torch
 from te_hal.modules.ops.operation import BasicOperation, FusibleOperation
 from te_hal.modules.ops.run import check_extra_inputs, run_operations
 from te_hal.modules.transforms import run_eagerly
-from te_hal.schema.errors import ArgumentTypeError
+from te_hal.schema.errors import ArgumentError, ArgumentTypeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,6 +23,7 @@ class FusedOperation(FusibleOperation):
 
     Raises:
         ArgumentTypeError: one is no basic op.
+        ArgumentError: there are none.
 
     Attributes:
         basic_ops: a torch.nn.ModuleList; parameters and state are theirs.
@@ -30,6 +31,8 @@ class FusedOperation(FusibleOperation):
 
     def __init__(self, basic_ops: Sequence[BasicOperation]) -> None:
         super().__init__()
+        if not basic_ops:
+            raise ArgumentError(type(self).__name__, got="no op", accepted="at least one", todo="pass its ops")
         for op in basic_ops:
             if not isinstance(op, BasicOperation):
                 raise ArgumentTypeError(
@@ -38,6 +41,11 @@ class FusedOperation(FusibleOperation):
         self.basic_ops = torch.nn.ModuleList(basic_ops)
         self.num_extra_inputs = sum(op.num_extra_inputs for op in basic_ops)
         self.num_extra_outputs = sum(op.num_extra_outputs for op in basic_ops)
+
+    @property
+    def is_fused_op(self) -> bool:
+        """Yes."""
+        return True
 
     def basic_operations(self) -> Iterator[BasicOperation]:
         """The ops, in order."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
-
 from te_hal.modules import layernorm, rmsnorm
 from te_hal.modules.activation_dtype import activation_dtype, plain_input
 from te_hal.modules.arguments import check_epsilon, check_size
+from te_hal.modules.attention.qk_norm import L2Norm
 from te_hal.modules.ops.input_checks import check_input
 from te_hal.modules.ops.operation import BasicOperation, Part
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    import torch
 
     from te_hal.modules.normalization import Normalization
 
@@ -96,7 +97,7 @@ class RMSNorm(rmsnorm.RMSNorm, BasicOperation):
         return _runs_in_front(self)
 
 
-class L2Normalization(BasicOperation):
+class L2Normalization(L2Norm, BasicOperation):
     """``x / sqrt(sum(x ** 2) + eps)`` over the last dimension, in fp32, rounded once; no parameters.
 
     Args:
@@ -110,8 +111,7 @@ class L2Normalization(BasicOperation):
     def __init__(
         self, *, eps: float = 1e-6, seq_length: int | None = None, micro_batch_size: int | None = None
     ) -> None:
-        super().__init__()
-        self.eps = check_epsilon("L2Normalization: eps", eps)
+        super().__init__(check_epsilon("L2Normalization: eps", eps))
         for name, size in (("seq_length", seq_length), ("micro_batch_size", micro_batch_size)):
             if size is not None:
                 check_size(f"L2Normalization: {name}", size)
@@ -123,7 +123,4 @@ class L2Normalization(BasicOperation):
             ArgumentTypeError, ArgumentError: no tensor, or of a dtype that no kernel takes.
         """
         check_input(self.label, input)
-        dtype = activation_dtype(self.label, input)
-        with torch.autocast(input.device.type, enabled=False):
-            wide = plain_input(input, dtype).float()
-            return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + self.eps)).to(dtype)
+        return super().forward(plain_input(input, activation_dtype(self.label, input)))

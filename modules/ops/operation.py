@@ -42,6 +42,11 @@ class FusibleOperation(torch.nn.Module):
         """The ops that it consists of, in order."""
         raise NotImplementedError
 
+    @property
+    def is_fused_op(self) -> bool:
+        """Whether it is made of several."""
+        return False
+
     def may_join(self) -> bool:
         """Whether it can run as its ``part`` with the settings that it has."""
         return self.part is not None

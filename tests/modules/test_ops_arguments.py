@@ -46,6 +46,7 @@ REFUSED = {
     "no number": (lambda: OF.ConstantScale("2"), ["ConstantScale: scale"]),
     "two unknown sizes": (lambda: OF.Reshape([-1, -1]), ["Reshape: shape"]),
     "scaled bias without bias": (lambda: OF.GroupedLinear(2, 8, 8, bias=False, scale_bias=True), ["scale_bias"]),
+    "no op at all": (lambda: OF.FusedOperation([]), ["FusedOperation", "at least one"]),
     "no basic op": (lambda: OF.FusedOperation([torch.nn.ReLU()]), ["FusedOperation", "ReLU"]),
     "a bias for none": (lambda: setattr(OF.Linear(8, 8, bias=False), "bias", X), ["Linear: bias", "bias=True"]),
     "no tensor": (lambda: OF.GELU()([1.0]), ["GELU", "a list"]),

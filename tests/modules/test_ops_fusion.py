@@ -9,6 +9,7 @@ import torch
 import te_hal
 import te_hal.modules as te
 from te_hal import ops, recipe
+from te_hal.quantization import quantizer_factories as factories
 
 RECIPES = {
     "none": lambda: None,
@@ -18,9 +19,19 @@ RECIPES = {
     "mxfp8": recipe.MXFP8BlockScaling,
     "high_precision": lambda: recipe.Float8CurrentScaling(backward_override="high_precision"),
     "dequantized": lambda: recipe.MXFP8BlockScaling(backward_override="dequantized"),
+    "a floor under amax": lambda: _with_floor(recipe.Float8CurrentScaling()),
+    "factory": lambda: recipe.CustomRecipe(qfactory=factories.current_scaling_factory),
+    "factory with state": lambda: recipe.CustomRecipe(qfactory=factories.delayed_scaling_factory),
+    "two formats": lambda: recipe.CustomRecipe(qfactory=factories.mxfp8_fwd_high_precision_bwd_factory),
 }
 H, F, ROWS = 32, 64, 32
 DTYPES = (torch.float32, torch.bfloat16)
+
+
+def _with_floor(chosen):
+    floor = recipe.QParams(amax_epsilon=8.0)
+    chosen.fp8_quant_fwd_inp = chosen.fp8_quant_fwd_weight = chosen.fp8_quant_bwd_grad = floor
+    return chosen
 
 
 def steps(model, x, gy, chosen, *extra, count=2):
@@ -85,7 +96,9 @@ def mlp(dtype=torch.float32, activation="GELU"):
 
 
 @pytest.mark.parametrize("activation", ["GELU", "SwiGLU", "SReLU"])
-@pytest.mark.parametrize("name", ["delayed", "current", "block", "mxfp8"])
+@pytest.mark.parametrize(
+    "name", ["delayed", "current", "block", "mxfp8", "a floor under amax", "factory", "two formats"]
+)
 def test_norm_linear_activation_linear_has_the_bytes_of_layernorm_mlp_under_fp8(name, activation):
     dtype = torch.bfloat16
     fused, module = same_values(
@@ -101,6 +114,16 @@ def test_fused_is_op_by_op_where_the_rules_round_in_between(name):
     fused = te.ops.Sequential(te.ops.RMSNorm(H, dtype=torch.bfloat16), te.ops.Linear(H, F, dtype=torch.bfloat16))
     apart, fused = same_values(torch.nn.Sequential(*fused), te.ops.Sequential(*_copied(fused)))
     made = data(torch.bfloat16, F)
+    assert equal(steps(fused, *made, RECIPES[name]()), steps(apart, *made, RECIPES[name]()))
+
+
+@pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])
+@pytest.mark.parametrize("name", ["none", "high_precision", "dequantized"])
+def test_a_backward_that_multiplies_plain_tensors_reads_the_rounded_activation(name, activation):
+    """F6: the activation is rounded before its cast; no gradient is cast."""
+    dtype = torch.bfloat16
+    fused, other = same_values(mlp(dtype, activation), mlp(dtype, activation))
+    made, apart = data(dtype), torch.nn.Sequential(*other)
     assert equal(steps(fused, *made, RECIPES[name]()), steps(apart, *made, RECIPES[name]()))
 
 
