@@ -8,6 +8,7 @@ import te_hal.ops
 from te_hal.dispatch import resolve
 from te_hal.quantization.hybrid_quantizer import HybridCasts
 from te_hal.quantization.linear_calls import NO_COPIES, ROWWISE, cast_call, dequantize_call
+from te_hal.quantization.operand_formats import READERS
 from te_hal.quantization.quantizer import OPS
 
 if TYPE_CHECKING:
@@ -19,13 +20,10 @@ if TYPE_CHECKING:
     from te_hal.quantization.quantizer import CastKernels
     from te_hal.schema.formats import ColumnwiseOrder
 
-#: The product that reads the columnwise part of an operand.
-_SECOND = {"input": "wgrad", "weight": "dgrad", "grad_output": "wgrad"}
-
 
 def copies_read(copies: LinearCopies, layout: str, role: str) -> Copies:
     """The copies of the part that a product reads."""
-    second = layout == _SECOND[role]
+    second = layout == READERS[role][1][0]
     of_parts = copies.hybrid("input_again") if second and role == "input" else None
     of_parts = of_parts or copies.hybrid(role)
     part = None if of_parts is None else of_parts.columnwise if second else of_parts.rowwise

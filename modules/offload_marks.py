@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from contextlib import contextmanager
@@ -23,8 +24,8 @@ class _Active(threading.local):
 
 
 _active = _Active()
-#: Address to a tensor that was marked; it counts as long as that lives.
-_marked: dict[int, weakref.ref[torch.Tensor]] = {}
+#: Address to the tensors there that were marked; it counts as long as one of them lives.
+_marked: dict[int, list[weakref.ref[torch.Tensor]]] = {}
 
 
 def mark_not_offload(*tensors: object) -> None:
@@ -37,7 +38,17 @@ def mark_not_offload(*tensors: object) -> None:
         if not isinstance(tensor, torch.Tensor):
             got = f"a {type(tensor).__name__}"
             raise ArgumentTypeError("mark_not_offload", got=got, accepted="tensors", todo="pass tensors only")
-        _marked[address(tensor)] = weakref.ref(tensor)
+        place = address(tensor)
+        known = _marked.setdefault(place, [])
+        if not any(reference() is tensor for reference in known):
+            known.append(weakref.ref(tensor, functools.partial(_forget, place)))
+
+
+def _forget(place: int, gone: weakref.ref[torch.Tensor]) -> None:
+    """A marked tensor at an address is gone; its memory may be another's from now on."""
+    left = [reference for reference in _marked.pop(place, ()) if reference is not gone]
+    if left:
+        _marked[place] = left
 
 
 def note_staying(*tensors: torch.Tensor | None) -> None:
@@ -54,11 +65,7 @@ def collects() -> bool:
 def stays(tensor: torch.Tensor) -> bool:
     """Whether a tensor is one of those."""
     place = address(tensor)
-    marked = _marked.get(place)
-    if marked is not None and marked() is None:
-        del _marked[place]
-        marked = None
-    return marked is not None or (_active.staying is not None and place in _active.staying)
+    return place in _marked or (_active.staying is not None and place in _active.staying)
 
 
 @contextmanager

@@ -61,7 +61,13 @@ def bench(
     with wrong_input_ends(), nullcontext() if backend is None else te_hal.use_backend(backend):
         before = _before(against, threshold)
         if record is not None:
-            given = {"--backend": backend, "--device": device, "--model": model, "--tokens": tokens, "--json": as_json}
+            given: dict[str, object] = {
+                "--backend": backend,
+                "--device": device,
+                "--model": model,
+                "--tokens": tokens,
+                "--json": as_json,
+            }
             given |= {"--threads": threads, "--seconds": seconds, "--quick": quick or None}
             _refuse_beside_record(given | {"--op": None if op == ".*" else op})
             found = read_record(record)

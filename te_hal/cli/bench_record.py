@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    Kinds = Mapping[str, type | tuple[type, ...]]
+
 #: What two records should have in common.
 _CIRCUMSTANCES = ("backend", "device", "threads", "timed_by", "versions", "size")
 
@@ -79,12 +81,12 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 _NUMBER = (int, float)
-_RECORD = {"date": str, "versions": dict, "ceilings": dict, "rows": list}
-_CEILINGS = {"copy_gb_per_s": _NUMBER, "gemm_tflop_per_s": _NUMBER}
-_ROW = {"id": str, "op": str, "variant": str, "shape": str}
-_TIMED = {"us": _NUMBER, "least_us": _NUMBER, "of_ceiling": _NUMBER, "runs": str}
-_FP8 = {"tokens": int, "rows": list, "pays_from": dict}
-_WIDTH = {"width": int, "bf16_us": (*_NUMBER, type(None)), "scaled_us": dict, REFUSED: dict, FAILED: dict}
+_RECORD: Kinds = {"date": str, "versions": dict, "ceilings": dict, "rows": list}
+_CEILINGS: Kinds = {"copy_gb_per_s": _NUMBER, "gemm_tflop_per_s": _NUMBER}
+_ROW: Kinds = {"id": str, "op": str, "variant": str, "shape": str}
+_TIMED: Kinds = {"us": _NUMBER, "least_us": _NUMBER, "of_ceiling": _NUMBER, "runs": str}
+_FP8: Kinds = {"tokens": int, "rows": list, "pays_from": dict}
+_WIDTH: Kinds = {"width": int, "bf16_us": (*_NUMBER, type(None)), "scaled_us": dict, REFUSED: dict, FAILED: dict}
 
 
 def _is_whole(record: dict[str, Any]) -> bool:
@@ -105,7 +107,7 @@ def _is_row(row: Any) -> bool:  # noqa: ANN401 - whatever JSON has
     return _has(row, {**_TIMED, rate: _NUMBER}) and row["least_us"] > 0
 
 
-def _has(value: object, kinds: Mapping[str, type | tuple[type, ...]]) -> bool:
+def _has(value: object, kinds: Kinds) -> bool:
     """Whether an object of JSON has values of these types."""
     return isinstance(value, dict) and all(
         name in value and isinstance(value[name], kind) and not isinstance(value[name], bool)

@@ -15,7 +15,7 @@ from transformer_bytes import LayerSize, activation_bytes, bytes_kept, weight_by
 import te_hal.modules as te
 from te_hal import recipe
 from te_hal.modules.cpu_offload import OffloadedLayers
-from te_hal.modules.offload_marks import collects
+from te_hal.modules.offload_marks import collects, stays
 from te_hal.schema.errors import StateError
 
 SIZE = LayerSize(tokens=64, hidden=64, ffn=128, heads=4)
@@ -210,6 +210,17 @@ def test_marked_tensors_and_parameters_of_any_module_stay():
     assert not collects()
     with pytest.raises(TypeError, match="mark_not_offload: got a str"):
         te.mark_not_offload("x")
+
+
+def test_a_mark_goes_with_its_tensor_and_no_other():
+    first = torch.randn(4, 32)
+    other = torch.empty(0).set_(first.untyped_storage(), 0, (128,))  # a view would keep the first alive
+    te.mark_not_offload(first)
+    assert stays(other)
+    te.mark_not_offload(first.view(2, 64))  # which is gone at once
+    assert stays(other)
+    del first
+    assert not stays(other)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
