@@ -107,7 +107,8 @@ def operands(module: Attention, label: str, given: dict[str, Any]) -> Operands:
         and given.get("attention_mask") is None
         and given.get("cu_seqlens_q") is not None
     ):
-        return Operands((query, key, value), dense_sequences(label, given, query, key), name, chosen)
+        sequences = dense_sequences(label, given, query, key, same=module.attention_type == "self")
+        return Operands((query, key, value), sequences, name, chosen)
     check_no_sequences(label, name, given, query.shape[2], key.shape[2])
     return Operands((query, key, value), None, name, chosen)
 
@@ -144,6 +145,7 @@ def attention_call(module: Attention, label: str, given: dict[str, Any], found: 
         windowed=not (window == EVERYTHING or (window == (-1, 0) and _is_zero(visibility.offset))),
         masked=masked,
         mask_tensor=packed or masked or in_tensor,
+        window_in_tensor=in_tensor,
         sees_something=not packed and visibility.sees_something(queries, keys),
         empty=0 in sizes or not (query.numel() and key.numel()),
         packed=packed,

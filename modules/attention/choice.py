@@ -43,6 +43,8 @@ class AttentionKey(NamedTuple):
         windowed: keys are hidden that are far from the query, or a diagonal is in force that torch does not know.
         masked: whether a mask tensor hides keys, that of packed sequences aside.
         mask_tensor: whether softmax_fwd gets a mask tensor, which may hold the window, too.
+        window_in_tensor: of it: no arguments of softmax_fwd say the same as the window and its diagonal, or something
+            looks at the scores that would not be hidden by them.
         sees_something: every query is known to see a key. One that sees none gives 0, but NaN or 0 by version in
             torch's kernels: they get it with every key to see, and it is set to 0 behind them.
         empty: no queries or no keys at all.
@@ -59,6 +61,7 @@ class AttentionKey(NamedTuple):
     windowed: bool
     masked: bool
     mask_tensor: bool
+    window_in_tensor: bool
     sees_something: bool
     empty: bool
     packed: bool = False

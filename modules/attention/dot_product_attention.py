@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -264,25 +265,25 @@ class DotProductAttention(Labelled, OptionalExtraState, torch.nn.Module):
         )
         return found
 
-    def choice(self, *tensors: torch.Tensor, **arguments: Any) -> Choice:  # noqa: ANN401 - of forward
+    def choice(self, *tensors: Any, **arguments: Any) -> Choice:  # noqa: ANN401 - of forward
         """What :meth:`forward` would run for these arguments, and why. Launches no attention.
 
         Args:
-            tensors: the first four arguments of :meth:`forward`.
-            arguments: the others, but for ``inference_params``, whose cache a call changes.
+            tensors: arguments of :meth:`forward` by place.
+            arguments: by name; not ``inference_params``, whose cache a call changes.
 
         Raises:
+            TypeError: an argument that :meth:`forward` does not have.
             TeHalError: as :meth:`forward`.
         """
-        if arguments.get("inference_params") is not None:
+        given = inspect.signature(self.forward).bind(*tensors, **arguments).arguments
+        if given.get("inference_params") is not None:
             raise ArgumentError(
                 f"{self.label}.choice: inference_params",
                 got="a cache, which a call would change",
                 accepted="None",
                 todo="ask for the queries, and for keys and values as the cache holds them",
             )
-        names = ("query_layer", "key_layer", "value_layer", "attention_mask")
-        given = dict(zip(names, tensors, strict=False)) | arguments
         call = self._call({name: value for name, value in given.items() if value is not None})
         return self._plans.get(call.key_of_plan).choice
 

@@ -9,7 +9,6 @@ from te_hal.modules.attention.bias import NO_BIAS
 from te_hal.modules.attention.choice import TORCH
 from te_hal.modules.attention.layout import heads_merged
 from te_hal.modules.attention.packing import padding_of
-from te_hal.modules.attention.softmax_type import VANILLA
 from te_hal.modules.attention.visibility import EVERYTHING, SoftmaxMask
 from te_hal.modules.attention.written_out import Settings, WrittenOut
 
@@ -86,7 +85,6 @@ def _written_out(
 def _mask(call: AttentionCall, plan: AttentionPlan) -> SoftmaxMask:
     """As the plan was made for: the window in a tensor, or by softmax_fwd's own arguments."""
     visibility, diagonal = _within(call), call.visibility.diagonal(*call.sizes[2:])
-    apart = plan.key.softmax_type != VANILLA or plan.key.tells_largest
-    if diagonal is None or (apart and visibility.window != EVERYTHING):
+    if plan.key.window_in_tensor or diagonal is None:
         return SoftmaxMask(visibility.everything_hidden(call.sizes, call.query.device), "none", EVERYTHING)
     return SoftmaxMask(visibility.hidden, *diagonal)

@@ -76,13 +76,21 @@ class Inputs(Protocol):
         ...
 
 
-def check_inputs(module: Inputs, hidden_states: object, encoder_output: object) -> None:
+def check_inputs(module: Inputs, hidden_states: object, encoder_output: object, angles: object) -> None:
     """What a call must be given.
 
     Raises:
         ArgumentTypeError: no tensor.
-        ArgumentError: another shape; an ``encoder_output`` that is missing or too much.
+        ArgumentError: another shape; an ``encoder_output`` that is missing or too much; neither one tensor of angles
+            nor a pair.
     """
+    if isinstance(angles, (tuple, list)) and len(angles) != 2:  # noqa: PLR2004 - said in the message
+        raise ArgumentError(
+            f"{module.label}: rotary_pos_emb",
+            got=f"{len(angles)} of them",
+            accepted="angles for both, or a pair: of queries, of keys",
+            todo="correct it",
+        )
     tensors = {"hidden_states": hidden_states}
     lead = "t" if module.qkv_format == PACKED else ", ".join(module.qkv_format[:2])
     if (encoder_output is None) == (module.attention_type == "cross"):

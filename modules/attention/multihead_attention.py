@@ -266,7 +266,7 @@ class MultiheadAttention(Labelled, torch.nn.Module):
         """
         given = dict(locals())
         refuse_later_attention(self.label, given)
-        check_inputs(self, hidden_states, encoder_output)
+        check_inputs(self, hidden_states, encoder_output, rotary_pos_emb)
         cached = inference_params is not None
         first = getattr(self, self._first_projection)
         found = _project(first, hidden_states, is_first_microbatch, cached=cached)

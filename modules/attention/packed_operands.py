@@ -60,7 +60,7 @@ def unpacked(where: str, given: dict[str, Any], qkv_format: str) -> tuple[object
 
 def _split(where: str, name: str, packed: object, count: int, dim: object, qkv_format: str) -> tuple[torch.Tensor, ...]:
     packed = check_tensor(f"{where}: {name}", packed)
-    if dim not in _DIMS or isinstance(dim, bool):
+    if type(dim) is not int or dim not in _DIMS:
         raise ArgumentError(
             f"{where}: qkv_interleave_dim", got=repr(dim), accepted="-3 or -2", todo="say where the parts lie"
         )

@@ -65,7 +65,7 @@ class RotaryPositionEmbedding(torch.nn.Module):
             "rotary_base": rotary_base,
         }.items():
             if number is not None or name.startswith("rotary"):
-                _check_positive(f"{kind}: {name}", number)
+                _check_positive(f"{kind}: {name}", number, most=1.0 if name == "rotary_percent" else math.inf)
         self.rotated = int(dim * rotary_percent) if rotary_percent < 1.0 else dim
         if self.rotated < 2 or self.rotated % 2:  # noqa: PLR2004 - a pair
             raise ArgumentError(
@@ -188,9 +188,11 @@ class _Rotation(torch.autograd.Function):
         return _rotate(dequantized(grad_output), angles, ctx.interleaved, back=True), None, None
 
 
-def _check_positive(where: str, number: object) -> None:
-    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < math.inf:
-        raise ArgumentError(where, got=repr(number), accepted="a positive number", todo="correct it")
+def _check_positive(where: str, number: object, *, most: float) -> None:
+    known = isinstance(number, (int, float)) and not isinstance(number, bool)
+    if not known or not 0 < number <= most or number == math.inf:  # type: ignore[operator] # a number
+        accepted = "a positive number" if most == math.inf else f"a positive number up to {most}"
+        raise ArgumentError(where, got=repr(number), accepted=accepted, todo="correct it")
 
 
 def _rotate(t: torch.Tensor, angles: torch.Tensor, interleaved: bool, *, back: bool) -> torch.Tensor:

@@ -69,9 +69,16 @@ def _packed(where: str, name: str, given: dict[str, Any], tokens: torch.Tensor) 
 
 
 def dense_sequences(
-    where: str, given: dict[str, Any], query: torch.Tensor, key: torch.Tensor
+    where: str, given: dict[str, Any], query: torch.Tensor, key: torch.Tensor, *, same: bool
 ) -> tuple[Sequences, Sequences]:
-    """Sequences at the front of padded rows ``[b, h, s, d]``, in the place of a padding mask.
+    """Sequences at the front of padded rows, in the place of a padding mask.
+
+    Args:
+        where: the module, for messages.
+        given: the call's arguments by name.
+        query: ``[b, h, sq, d]``.
+        key: ``[b, g, sk, d]``.
+        same: keys have the queries' sequences where nothing is said about theirs, and rows are as long.
 
     Raises:
         ArgumentError: missing or wrong numbers, or such as belong to packed sequences.
@@ -81,7 +88,7 @@ def dense_sequences(
     both: list[Sequences] = []
     for name, length in (("q", query.shape[2]), ("kv", key.shape[2])):
         cumulative, longest = given.get(f"cu_seqlens_{name}"), given.get(f"max_seqlen_{name}")
-        if name == "kv" and cumulative is None and longest is None and key.shape[2] == query.shape[2]:
+        if name == "kv" and same and cumulative is None and longest is None and key.shape[2] == query.shape[2]:
             both.append(both[0])
         else:
             both.append(padded_sequences(where, name, cumulative, longest, batch, length, device))

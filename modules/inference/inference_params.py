@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from te_hal.modules.arguments import check_size, check_tensor
 from te_hal.modules.inference.cache_settings import check_settings
 from te_hal.modules.inference.layer_cache import LayerCache
 from te_hal.modules.inference.slots import Pages, Rows, Slots
@@ -129,7 +130,7 @@ class InferenceParams:
         self._step = Step(before, step_dict, self._slots)
         self._steps += 1
 
-    def _check_step(self, where: str, step_dict: Mapping[Hashable, int]) -> None:
+    def _check_step(self, where: str, step_dict: object) -> None:
         if not isinstance(step_dict, Mapping):
             got, accepted = f"a {type(step_dict).__name__}", "a dict from a sequence's id to its number of new tokens"
             raise ArgumentTypeError(where, got=got, accepted=accepted, todo="name the sequences: {id: new tokens, ...}")
@@ -225,16 +226,25 @@ class InferenceParams:
             has them in such an order. They hold until the next step.
 
         Raises:
-            ArgumentError: another format, dtype or shape than the cache is for.
+            ArgumentTypeError: keys or values are no tensors.
+            ArgumentError: another format, dtype, shape or device than the cache is for; a layer's number that is none.
             StateError: no step under way; a gradient is needed; this layer has missed a step.
         """
         where = f"{type(self).__name__} of layer {layer_number}"
         step = self.step_under_way
+        check_size(f"{where}: layer_number", layer_number)
         self._check_new(where, new_k, new_v, qkv_format, step)
         layer = self._layers.get(layer_number)
         if layer is None:
             channels = (self.head_dim_k, self.head_dim_v)
             layer = LayerCache(self._slots.tokens, self.num_heads_kv, channels, self.dtype, new_k.device)
+        if layer.keys.device != new_k.device:
+            raise ArgumentError(
+                where,
+                got=f"keys on {new_k.device}",
+                accepted=f"{layer.keys.device}, where this layer's cache lies",
+                todo="move the model before the first step, or reset()",
+            )
         if layer.steps < self._steps - 1 and any(step.before):
             raise StateError(
                 where,
@@ -254,6 +264,8 @@ class InferenceParams:
             raise ArgumentError(
                 f"{where}: qkv_format", got=repr(qkv_format), accepted=repr(self.qkv_format), todo="make both the same"
             )
+        check_tensor(f"{where}: keys", new_k)
+        check_tensor(f"{where}: values", new_v)
         if torch.is_grad_enabled() and (new_k.requires_grad or new_v.requires_grad):
             raise StateError(
                 where,
@@ -263,7 +275,9 @@ class InferenceParams:
             )
         for name, tensor, channels in (("keys", new_k, self.head_dim_k), ("values", new_v, self.head_dim_v)):
             tail = (self.num_heads_kv, channels)
-            if tensor.dtype is not self.dtype or tuple(tensor.shape[-2:]) != tail or not self._holds(tensor, step):
+            rank = len(self.qkv_format)
+            held = tensor.dim() == rank and tuple(tensor.shape[-2:]) == tail and self._holds(tensor, step)
+            if tensor.dtype is not self.dtype or not held:
                 raise ArgumentError(
                     f"{where}: {name}",
                     got=f"{tensor.dtype} {tuple(tensor.shape)} for new tokens {step.new}",

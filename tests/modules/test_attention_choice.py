@@ -67,6 +67,16 @@ def test_what_was_chosen_is_what_runs(name, monkeypatch):
     assert counting.count("softmax_fwd") == counting.count("softmax_bwd") == (implementation == "written_out")
 
 
+@pytest.mark.parametrize(
+    ("places", "names"),
+    [((), {"attn_masktype": "padding"}), ((None,) * 27, {}), ((), {"query_layer": MASK})],
+    ids=["a name that forward lacks", "too many", "twice"],
+)
+def test_the_choice_takes_arguments_of_a_call_and_no_others(places, names):
+    with pytest.raises(TypeError, match="argument"):
+        te.DotProductAttention(2, 8).choice(*operands(), *places, **names)
+
+
 def test_backward_uses_the_softmax_of_its_forward():
     first, second = Counting("first"), Counting("second")
     module = te.DotProductAttention(2, 8, attn_mask_type="padding", softmax_type="off-by-one")

@@ -91,6 +91,8 @@ CALLS = {
     "encoder too much": ({"encoder_output": torch.zeros(S, B, HIDDEN)}, ValueError, "encoder_output: got a tensor"),
     "size": ({"hidden_states": torch.zeros(S, B, 31)}, ValueError, r"hidden_states: got shape \(6, 2, 31\)"),
     "rank": ({"hidden_states": torch.zeros(S, HIDDEN)}, ValueError, r"hidden_states: .*accepted: \[s, b, 32\]"),
+    "one angle": ({"rotary_pos_emb": (torch.zeros(S, 1, 1, 2),)}, ValueError, "rotary_pos_emb: got 1 of them"),
+    "three angles": ({"rotary_pos_emb": (torch.zeros(S, 1, 1, 2),) * 3}, ValueError, "rotary_pos_emb: got 3 of them"),
     "none": ({"hidden_states": None}, TypeError, "hidden_states: got a NoneType"),
 }
 

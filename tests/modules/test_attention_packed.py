@@ -223,6 +223,14 @@ def test_lengths_that_rows_of_one_length_do_not_have_are_refused(name):
         te.DotProductAttention(H, D)(rows, rows, rows, **arguments)
 
 
+@pytest.mark.parametrize("qkv_format", ["sbhd", "thd"])
+def test_cross_attention_takes_no_lengths_of_queries_for_keys(qkv_format):
+    module = te.DotProductAttention(H, D, qkv_format=qkv_format, attn_mask_type="padding", attention_type="cross")
+    tokens = torch.zeros(*((5,) if qkv_format == "thd" else (4, 2)), H, D)
+    with pytest.raises(ValueError, match="cu_seqlens_kv: got None; accepted: int32 or int64"):
+        module(tokens, tokens, tokens, cu_seqlens_q=ENDS)
+
+
 @pytest.mark.parametrize("dim", [-3, -2])
 @pytest.mark.parametrize("qkv_format", ["sbhd", "bshd", "thd"])
 def test_queries_keys_and_values_may_come_in_one_tensor(qkv_format, dim):
@@ -244,6 +252,7 @@ def test_queries_keys_and_values_may_come_in_one_tensor(qkv_format, dim):
         ({"kv_layer": torch.zeros(3, 2, H, 3, D), "qkv_interleave_dim": -2}, ValueError, r"\[s, b, h, 2, d\]"),
         ({"qkv_layer": torch.zeros(3, 2, 3, H, D), "qkv_interleave_dim": 1}, ValueError, "qkv_interleave_dim: got 1"),
         ({"qkv_layer": torch.zeros(3, 2, 3, H, D), "key_layer": torch.zeros(1)}, ValueError, "got it and key_layer"),
+        ({"qkv_layer": torch.zeros(3, 2, 3, H, D), "qkv_interleave_dim": -3.0}, ValueError, "_dim: got -3.0"),
         ({"qkv_interleave_dim": -2}, ValueError, "qkv_interleave_dim: got -2 without qkv_layer"),
     ],
     ids=str,

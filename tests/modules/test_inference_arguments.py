@@ -195,14 +195,27 @@ def test_a_module_without_a_cache_of_its_own_is_refused(arguments):
         (NEW[:, :1], r"keys: got .*\(1, 1, 2, 8\).*accepted: .*\[1, at least 2, 2, 8\]"),
         (NEW.expand(2, 2, GROUPS, CHANNELS), r"keys: got .*\(2, 2, 2, 8\).*the batch that pre_step announced"),
         (NEW[..., :4], r"keys: got .*\(1, 2, 2, 4\)"),
+        (NEW[0], r"keys: got .*\(2, 2, 8\)"),
     ],
-    ids=["dtype", "tokens", "batch", "channels"],
+    ids=["dtype", "tokens", "batch", "channels", "rank"],
 )
 def test_keys_that_the_step_did_not_announce_are_refused(keys, message):
     params = cache()
     params.pre_step({"a": 2})
     with pytest.raises(ValueError, match=message):
         params.step(1, keys, NEW, "bshd")
+
+
+def test_keys_elsewhere_than_the_layers_cache_or_of_no_layer_are_refused():
+    params = cache()
+    params.pre_step({"a": 2})
+    params.step(1, NEW, NEW, "bshd")
+    with pytest.raises(ValueError, match=r"of layer 1: got keys on meta; accepted: cpu.*move the model"):
+        params.step(1, NEW.to("meta"), NEW.to("meta"), "bshd")
+    with pytest.raises(ValueError, match="layer_number: got 'first'; accepted: a positive int"):
+        params.step("first", NEW, NEW, "bshd")
+    with pytest.raises(TypeError, match="values: got a list"):
+        params.step(1, NEW, [0.0], "bshd")
 
 
 def test_gradients_are_refused():

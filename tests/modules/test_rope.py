@@ -221,6 +221,7 @@ def test_what_does_not_fit_is_refused_by_name(name):
         ({"dim": 7}, "7 channels to rotate"),
         ({"dim": 8, "rotary_percent": 0.1}, "0 channels to rotate"),
         ({"dim": 8, "rotary_percent": None}, "rotary_percent: got None"),
+        ({"dim": 8, "rotary_percent": 1.5}, "rotary_percent: got 1.5; accepted: a positive number up to 1"),
         ({"dim": 8, "rotary_base": -1.0}, "rotary_base: got -1.0"),
         ({"dim": 8, "seq_len_interpolation_factor": 0}, "factor: got 0"),
     ],
