@@ -68,7 +68,7 @@ def _probe(name: str, others: list[str], timeout: float) -> Probed:
     answers = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
     if done.returncode != 0 or len(answers) != 1:
         said = done.stderr.strip().splitlines()[-1:] or [""]
-        how = f"ended its process by {_ending(done.returncode)}{'' if answers else ', without an answer'}"
+        how = f"ended its process by {ending(done.returncode)}{'' if answers else ', without an answer'}"
         reason = f"{how}{f' ({said[0]})' if said[0] else ''}; {_leave_out(name)}"
         return Probed(name, loads=False, usable=False, reason=reason)
     ((usable, reason),) = json.loads(answers[0].removeprefix(_MARK))
@@ -80,7 +80,8 @@ def _leave_out(name: str) -> str:
     return "it is left out" if deny.bars(None, name) == "deny" else f"leave it out with TE_HAL_DENY={name}"
 
 
-def _ending(code: int) -> str:
+def ending(code: int) -> str:
+    """How a process ended, in words: its exit code, or of a negative one the signal."""
     if code >= 0:
         return f"exit code {code}"
     known = {each.value: each.name for each in signal.Signals}  # real-time signals have no names of their own

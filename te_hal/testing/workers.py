@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import time
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING
 
 import torch
 
+from te_hal.dispatch.probe import ending
 from te_hal.schema.errors import StateError, TeHalError
 from te_hal.testing.execute import run_case
 from te_hal.testing.finding import Finding, Kind, Outcome, Status
@@ -171,9 +171,7 @@ class Worker:
 
 
 def _say(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"the process that ran it ended by {signal.Signals(-code).name}"
-    return f"the process that ran it ended with code {code}"
+    return f"the process that ran it ended by {'no known cause' if code is None else ending(code)}"
 
 
 def _serve(pipe: Connection, subject: Subject, jobs: int) -> None:
