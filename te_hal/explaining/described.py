@@ -10,7 +10,8 @@ import torch
 from te_hal.dispatch import default_device
 from te_hal.schema.catalog import SCHEMAS
 from te_hal.schema.errors import ArgumentError
-from te_hal.schema.formats import FORMATS, ColumnwiseOrder, ScalingMode
+from te_hal.schema.formats import E2M1, E4M3, E5M2, FORMATS, ColumnwiseOrder, ScalingMode
+from te_hal.schema.nvfp4_layout import NVFP4_MODES
 from te_hal.schema.op import REQUIRED, FlagType
 from te_hal.schema.storage import QuantizedStorage, StorageKind
 from te_hal.schema.validate import describe_call
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
     from te_hal.schema.support import Call
 
 _SHORT = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "bool": torch.bool}
-_SHORT |= {f"fp8_{name.lower()}": fmt.dtype for name, fmt in FORMATS.items()}
-_SHORT |= {"e4m3": FORMATS["E4M3"].dtype, "e5m2": FORMATS["E5M2"].dtype}
-#: Scaling mode and copies of a quantized operand that names neither.
-_USUAL = ("tensor", "rowwise")
+_SHORT |= {f"fp8_{fmt.name.lower()}": fmt.dtype for fmt in (E4M3, E5M2)}
+_SHORT |= {name.lower(): fmt.dtype for name, fmt in FORMATS.items()}
+#: Scaling mode and copies of a quantized operand that names neither; of E2M1 the mode is NVFP4's.
+_USUAL = (ScalingMode.TENSOR.value, "rowwise")
+_USUAL_FP4 = (ScalingMode.NVFP4.value, "rowwise")
 _META = torch.device("meta")
 _WORDS = {"true": True, "false": False, "none": None}
 #: An optional operand that the plainest call has all the same: with per-tensor scaling, which is the default.
@@ -41,7 +43,8 @@ def described(op: str, device: torch.device | str | None, given: Mapping[str, An
         op: its name.
         device: of the operands; None: the default device, or that of a tensor among ``given``.
         given: by argument. Operands: a tensor, a QuantizedStorage, a dtype, or text (``bf16``,
-            ``e4m3/mxfp8/rowwise+columnwise``: format, scaling mode, copies; ``e4m3`` alone is per tensor, rowwise).
+            ``e4m3/mxfp8/rowwise+columnwise``: format, scaling mode, copies; ``e4m3`` alone is per tensor, rowwise,
+            ``e2m1`` alone nvfp4, rowwise).
             Flags: their values, or text. What is left out has the schema's default; an operand that must be there the
             first of bf16 and its own dtypes, a flag that must be there the first of its choices.
 
@@ -90,9 +93,10 @@ def _named(schema: OpSchema, operand: Operand, text: str) -> torch.dtype | Stora
         return None
     name, *rest = text.split("/")
     if name.upper() in FORMATS and operand.formats and len(rest) <= len(_USUAL):
-        mode, copies = (*rest, *_USUAL[len(rest) :])
+        usual = _USUAL_FP4 if name.upper() == E2M1.name else _USUAL
+        mode, copies = (*rest, *usual[len(rest) :])
         parts = copies.split("+")
-        if mode in {m.value for m in ScalingMode} and {*parts} <= {"rowwise", "columnwise"}:
+        if mode in _modes_of(name) and {*parts} <= {"rowwise", "columnwise"}:
             order = ColumnwiseOrder.TRANSPOSED
             kept = {copy: copy in parts for copy in ("rowwise", "columnwise")}
             return StorageKind.of(FORMATS[name.upper()], ScalingMode(mode), order=order, **kept)
@@ -104,6 +108,11 @@ def _named(schema: OpSchema, operand: Operand, text: str) -> torch.dtype | Stora
             f"explain: {schema.name}: {operand.name}", got=repr(text), accepted=accepted, todo="write one of these"
         )
     return found
+
+
+def _modes_of(format_name: str) -> set[str]:
+    """The scaling modes that go with a format: NVFP4's with E2M1, the others with FP8."""
+    return {mode.value for mode in ScalingMode if (mode in NVFP4_MODES) is (format_name.upper() == E2M1.name)}
 
 
 def _dtype(text: str) -> torch.dtype | None:

@@ -18,6 +18,7 @@ from te_hal.dispatch import register_backend, resolve
 from te_hal.explaining.kernel import kernel_name
 from te_hal.schema.catalog import SCHEMAS
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
+from te_hal.schema.formats import E2M1
 from te_hal.schema.support import Support
 
 
@@ -96,6 +97,8 @@ def test_a_device_that_nobody_claims_is_explained_too() -> None:
         ("gem", {}, "gemm"),
         ("gemm", {"c": "bf16"}, "out_dtype"),
         ("gemm", {"a": "int4"}, "e4m3"),
+        ("gemm", {"a": "e2m1/mxfp8"}, r"e2m1\[/mode"),
+        ("gemm", {"a": "e4m3/nvfp4"}, r"e2m1\[/mode"),
         ("gemm", {"layout": "sideways"}, "dgrad"),
         ("gemm", {"accumulate": True}, "needs `out`"),
         ("amax", {"input": torch.int32}, "bfloat16"),
@@ -119,6 +122,16 @@ def test_text_names_quantized_operands(text: str) -> None:
     kind = te_hal.explain("dequantize", input=text).call.kinds["input"]
     name, mode, copies = (*text.split("/"), *("tensor", "rowwise")[len(text.split("/")) - 1 :])[:3]
     assert repr(kind) == f"{name.upper()}/{mode}/{copies}"
+
+
+def test_text_names_nvfp4_as_an_operand_and_as_a_casts_dtype() -> None:
+    call = te_hal.explain("gemm", a="e2m1", b="e2m1/nvfp4_16x16/rowwise+columnwise").call
+    assert [repr(call.kinds[name]) for name in "ab"] == [
+        "E2M1/nvfp4/rowwise",
+        "E2M1/nvfp4_16x16/rowwise+columnwise",
+    ]
+    found = te_hal.explain("quantize", dtype="e2m1", mode="nvfp4")
+    assert (found.call.flags["dtype"], found.runs) == (E2M1.dtype, "kernel")
 
 
 def test_a_module_is_explained_for_the_calls_it_has_seen() -> None:
