@@ -83,15 +83,7 @@ def get_cpu_offload_context(  # noqa: D417 - arguments of later features are nam
         "retain_pinned_cpu_buffers": retain_pinned_cpu_buffers,
     }
     check_flags(_WHERE, flags)
-    check_size(f"{_WHERE}: num_layers", num_layers)
-    check_size(f"{_WHERE}: model_layers", model_layers)
-    if num_layers > model_layers:
-        raise ArgumentError(
-            f"{_WHERE}: num_layers",
-            got=f"{num_layers} with model_layers={model_layers}",
-            accepted="at most model_layers",
-            todo="correct one of the two",
-        )
+    _check_layers(num_layers, model_layers)
     if offload_weights:
         raise UnsupportedError(
             f"{_WHERE}: offload_weights",
@@ -110,6 +102,18 @@ def get_cpu_offload_context(  # noqa: D417 - arguments of later features are nam
         )
     layers = OffloadedLayers(num_layers, model_layers, StreamTransfer(offload_stream, retain=retain_pinned_cpu_buffers))
     return layers, layers.synchronize
+
+
+def _check_layers(num_layers: int, model_layers: int) -> None:
+    check_size(f"{_WHERE}: num_layers", num_layers)
+    check_size(f"{_WHERE}: model_layers", model_layers)
+    if num_layers > model_layers:
+        raise ArgumentError(
+            f"{_WHERE}: num_layers",
+            got=f"{num_layers} with model_layers={model_layers}",
+            accepted="at most model_layers",
+            todo="correct one of the two",
+        )
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:
