@@ -17,6 +17,7 @@ class RoutingMapFormat(enum.IntEnum):
 
 
 _NAMES = {"bytemap": RoutingMapFormat.BYTEMAP, "bitmap_u8": RoutingMapFormat.BITMAP_U8}
+_NUMBERS = tuple(RoutingMapFormat)
 
 
 def checked_format(where: str, given: object) -> RoutingMapFormat:
@@ -25,9 +26,11 @@ def checked_format(where: str, given: object) -> RoutingMapFormat:
     Raises:
         ArgumentError: anything else.
     """
+    if isinstance(given, RoutingMapFormat):
+        return given
     if isinstance(given, str) and given in _NAMES:
         return _NAMES[given]
-    if isinstance(given, int) and not isinstance(given, bool) and given in list(RoutingMapFormat):
+    if type(given) is int and given in _NUMBERS:
         return RoutingMapFormat(given)
     raise ArgumentError(
         f"{where}: routing_map_format",

@@ -13,6 +13,7 @@ from te_hal.converting.linear import make_linear
 from te_hal.converting.masks import attention_mask, padding_mask, refuse_hint
 from te_hal.converting.replacement import reason_against_fp8
 from te_hal.modules import DotProductAttention
+from te_hal.modules.transforms import run_eagerly
 from te_hal.schema.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class MultiheadAttention(torch.nn.Module):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._bind()
 
+    @run_eagerly
     def forward(
         self,
         query: torch.Tensor,
