@@ -176,16 +176,19 @@ class MultiheadAttention(Labelled, torch.nn.Module):
             name=self._name_of("proj"),
             **shared,
         )
+        self._make_core(given)
+        self.qk_norm_before_rope = qk_norm_before_rope
+        channels = self.head_layout.channels
+        self.q_norm, self.k_norm = make_norms(qk_norm_type, channels, qk_norm_eps, params_dtype, device)
+
+    def _make_core(self, given: dict[str, Any]) -> None:
         self.core_attention = DotProductAttention(
             kv_channels=self.head_layout.channels,
             name=self._name_of("core_attention"),
             **{name: given[name] for name in _OF_ATTENTION},
         )
-        if device is not None:
-            self.core_attention.to(device)  # a softmax_offset
-        self.qk_norm_before_rope = qk_norm_before_rope
-        channels = self.head_layout.channels
-        self.q_norm, self.k_norm = make_norms(qk_norm_type, channels, qk_norm_eps, params_dtype, device)
+        if given["device"] is not None:
+            self.core_attention.to(given["device"])  # a softmax_offset
 
     def _make_projections(self, arguments: dict[str, Any], norm: dict[str, Any] | None, *, fused: bool) -> None:
         """The projections before attention, under Transformer Engine's names."""

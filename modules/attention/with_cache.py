@@ -37,9 +37,10 @@ def attention_with_cache(module: Attention, label: str, given: dict[str, Any]) -
     Raises:
         ArgumentTypeError: ``inference_params`` is none; queries, keys or values are no tensors.
         ArgumentError: no ``layer_number``; cross-attention; arguments that the cache answers; what does not fit it.
-        StateError: as InferenceParams.step.
+        StateError: as InferenceParams.claim and InferenceParams.step.
     """
     params, name, chosen = _settings(module, label, given)
+    params.claim(module.layer_number, module, label)  # type: ignore[arg-type] # checked, and a torch.nn.Module
     tensors = check_sizes(label, unpacked(label, given, chosen), chosen, module)
     query, key, value = tensors
     dtype = activation_dtype(label, query, key=key, value=value)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -83,6 +84,7 @@ class InferenceParams:
         """Forget every sequence, and free the memory."""
         self.sequences: OrderedDict[Hashable, int] = OrderedDict()
         self._layers: dict[int, LayerCache] = {}
+        self._owners: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._slots: Slots = (
             Pages(self.total_num_pages, self.page_size)
             if self.total_num_pages is not None and self.page_size is not None
@@ -207,6 +209,32 @@ class InferenceParams:
     def cu_seqlens_kv(self) -> torch.Tensor:
         """int32 ``[b + 1]`` on the CPU: cumulative tokens of the sequences, new ones included."""
         return _cumulative(self.step_under_way.after)
+
+    def claim(self, layer_number: int, module: torch.nn.Module, label: str) -> None:
+        """Have one module's cache be nobody else's.
+
+        Args:
+            layer_number: the module's.
+            module: not kept alive.
+            label: the module, for messages.
+
+        Raises:
+            StateError: another module with this number has come by since the last :meth:`reset`.
+        """
+        owner = self._owners.setdefault(layer_number, weakref.ref(module))()
+        if owner is None:
+            self._owners[layer_number] = weakref.ref(module)
+        elif owner is not module:
+            raise StateError(
+                f"{label}: layer_number",
+                got=f"{layer_number}, which another module with this cache has, too",
+                accepted="a number for each attention of a model: two would write over each other's keys",
+                todo="number the layers from 1, or give each model a cache of its own",
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the modules: a copy may serve a copy of the model."""
+        return {**vars(self), "_owners": {}}
 
     def step(
         self, layer_number: int, new_k: torch.Tensor, new_v: torch.Tensor, qkv_format: str

@@ -46,11 +46,13 @@ def test_a_cache_that_cannot_be_is_refused_by_name(name):
     assert isinstance(caught.value, TeHalError)
 
 
+ATTENTION = te.DotProductAttention(HEADS, CHANNELS, GROUPS, qkv_format="bshd", layer_number=1)
+
+
 def attend(params: te.InferenceParams, tokens: int, batch: int = 1, **arguments: object) -> torch.Tensor:
     query = torch.zeros(batch, tokens, HEADS, CHANNELS)
     key = torch.zeros(batch, tokens, GROUPS, CHANNELS)
-    module = te.DotProductAttention(HEADS, CHANNELS, GROUPS, qkv_format="bshd", layer_number=1)
-    return module(query, key, key, inference_params=params, **arguments)
+    return ATTENTION(query, key, key, inference_params=params, **arguments)
 
 
 OVERFLOWS = {
@@ -141,6 +143,24 @@ def test_a_layer_that_missed_a_step_is_refused():
         attend(params, 1)
     with pytest.raises(RuntimeError, match=r"of layer 2: got step 2 after step 0; .*layer_number"):
         params.step(2, NEW[:, :1], NEW[:, :1], "bshd")
+
+
+@pytest.mark.parametrize("arguments", [{}, {"is_paged": True, "page_size": 4}], ids=["rows", "pages"])
+def test_two_layers_of_one_number_are_refused_and_copies_have_a_cache_of_their_own(arguments):
+    stack, params = Stack(), cache(**arguments)
+    params.pre_step({"a": 2})
+    tokens = torch.zeros(1, 2, 32)
+    with torch.no_grad():
+        expected = stack(tokens, inference_params=params)
+        other, copied = copy.deepcopy((stack, params))
+        assert torch.equal(other(tokens, inference_params=copied), expected)
+        with pytest.raises(RuntimeError, match=r"layer_number.*got 1, which another module .* has, too"):
+            other(tokens, inference_params=params)
+        stack.layers[1].core_attention.layer_number = 1
+        params.reset()
+        params.pre_step({"a": 2})
+        with pytest.raises(RuntimeError, match="number the layers from 1"):
+            stack(tokens, inference_params=params)
 
 
 def test_a_layer_may_read_a_step_twice():
