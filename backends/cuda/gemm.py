@@ -20,17 +20,19 @@ if TYPE_CHECKING:
     from te_hal.schema.formats import ElementFormat, ScalingMode
     from te_hal.schema.support import Kind
 
+#: Results that show the error of Hopper's FP8 sums, 1.3e-4: half a unit of fp16 is 2.4e-4, of bf16 2e-3.
+_PRECISE = (torch.float32, torch.float16)
 #: The first compute capability with FP8 products.
 _FP8_PRODUCTS = (8, 9)
 
 
 @functools.cache
 def choose(device: torch.device, a: Kind, b: Kind, dtype: torch.dtype | None) -> Way:
-    """FP8 by torch._scaled_mm where the result is 16 bits wide, else decoded; plain by torch.mm.
+    """FP8 by torch._scaled_mm where the result is bf16, whose rounding hides how that adds up, else decoded.
 
-    A quantized and a plain operand go to the portable kernel, and twice E5M2 is decoded: torch multiplies neither.
-    With blocks of 128 and a bf16 result by torch's scaled_mm on Hopper, MXFP8 and the rest from their values; NVFP4 is
-    decoded without the scale of the tensor.
+    Plain operands go by torch.mm, one of each kind to the portable kernel; twice E5M2 is decoded: torch multiplies
+    neither. With blocks of 128 and a bf16 result by torch's scaled_mm on Hopper, MXFP8 and the rest from their values;
+    NVFP4 is decoded without the scale of the tensor.
     """
     if not isinstance(a, StorageKind) and not isinstance(b, StorageKind):
         return Way.PLAIN
@@ -41,7 +43,7 @@ def choose(device: torch.device, a: Kind, b: Kind, dtype: torch.dtype | None) ->
     if a.mode in NVFP4_MODES:
         return Way.DECODED
     has_products = torch.cuda.get_device_capability(device) >= _FP8_PRODUCTS
-    scaled = has_products and dtype != torch.float32 and not a.format == b.format == E5M2
+    scaled = has_products and dtype not in _PRECISE and not a.format == b.format == E5M2
     return Way.SCALED if scaled else Way.DECODED
 
 

@@ -21,21 +21,22 @@ from te_hal.schema.storage import StorageKind
 if TYPE_CHECKING:
     from te_hal.schema.support import Kind
 
+_PRECISE = (torch.float32, torch.float16)
 _FP8_PRODUCTS = 31
 _BF16_PRODUCTS = 22
 
 
 @functools.cache
 def choose(device: torch.device, a: Kind, b: Kind, dtype: torch.dtype | None) -> Way:
-    """FP8 by torch._scaled_mm for 16-bit results, else decoded; plain by torch.mm, below 2.2 in bf16 by our kernel.
+    """FP8 by torch._scaled_mm for bf16 results, else decoded; plain by torch.mm, below 2.2 in bf16 by our kernel.
 
-    How torch._scaled_mm adds up into fp32 there is not known; so fp32 results are decoded as on Hopper, where it is.
+    How torch._scaled_mm adds up there is not known; so other results are decoded as on Hopper, where it is.
     """
     found = architecture(device)
     if has_blocks(a, b):
         return _choose_blocks(found, a, b, dtype)
     if isinstance(a, StorageKind) and isinstance(b, StorageKind):
-        if found >= _FP8_PRODUCTS and dtype != torch.float32 and a.mode not in NVFP4_MODES:
+        if found >= _FP8_PRODUCTS and dtype not in _PRECISE and a.mode not in NVFP4_MODES:
             return Way.SCALED
         return Way.DECODED if found >= _BF16_PRODUCTS else Way.PORTABLE
     if isinstance(a, StorageKind) or isinstance(b, StorageKind):

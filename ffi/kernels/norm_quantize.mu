@@ -31,7 +31,8 @@ struct NormResults {
         Raw raw;
         raw.input = input.load(row * cols + col, left);
         raw.statistics.mean = left > 0 && weights.has_bias ? mean[row] : 0.0f;
-        raw.statistics.rstd = left > 0 ? rstd[row] : 0.0f;
+        // Of a row that is none NaN comes, which the amax leaves out; by 0 it would be beta.
+        raw.statistics.rstd = left > 0 ? rstd[row] : float_of(kQuietNanBits);
         return raw;
     }
 };

@@ -1,7 +1,7 @@
 """Products of FP8 operands under per-tensor scaling by torch._scaled_mm, rounded once (G1 to G4).
 
-Only for 16-bit results: the sums of Hopper's FP8 units are off by 1.3e-4 in fp32, at any length of the contraction,
-which a 16-bit result hides and the schema's 3e-6 for an fp32 result does not allow. Fast accumulation loses more
+Only for bf16 results: the sums of Hopper's FP8 units are off by 1.3e-4 in fp32, at any length of the contraction, which
+the rounding to bf16 hides and the schema's bounds for fp32 and fp16 do not allow. Fast accumulation loses more
 (2.3e-3 in bf16 at 16384) and saves nothing here.
 """
 

@@ -188,3 +188,18 @@ def test_codes_and_scales_are_nearly_the_references(op: str, scale: float | None
     pairs += [] if scale is None else [(own["amax"], reference["amax"])]
     for a, b in pairs:
         np.testing.assert_array_max_ulp(a.cpu().numpy(), b.numpy(), maxulp=UNITS)
+
+
+@pytest.mark.parametrize("copies", ["row", "transposed", "row + transposed"])
+@pytest.mark.parametrize("rows", [1, 8, 15, 130])
+def test_rows_that_are_none_leave_the_amax_alone(rows: int, copies: str, native: NativeBackend) -> None:
+    """Rows are normalised to 1 and -1 and become 0.1 and -1; beta alone is -5."""
+    x = native.put(torch.tensor([[1.0, -1.0]]).repeat(rows, 12))
+    weight, beta = torch.ones(24), torch.zeros(24)
+    weight[0], beta[0] = 4.9, -5.0
+    scaling = {"scale": native.put(torch.ones(1)), "amax": native.put(torch.zeros(1))}
+    with native.use():
+        ops.layernorm_quantize(
+            x, native.put(weight), native.put(beta), **scaling, epsilon=0.0, dtype=E4M3.dtype, **copy_flags(copies)
+        )
+    assert scaling["amax"].item() == 1.0
