@@ -79,7 +79,7 @@ class LinearPlan:
         dequantize_input, dequantize_weight: kernels that give wgrad and dgrad what the forward's codes stand for; None
             unless the recipe's backward_override says so.
         bias_grad: kernel; None where the bias needs no gradient.
-        bias_grad_quantize: kernel that also casts grad_output; None unless both are wanted.
+        bias_grad_quantize: kernel that also casts grad_output; None unless both are wanted, by one cast.
     """
 
     key: PlanKey
@@ -219,8 +219,9 @@ def _casts(key: PlanKey, copies: LinearCopies, order: ColumnwiseOrder) -> PlanCa
         call = cast_call(key.device, dtype, of.kind(made, order), delayed=of.delayed)
         return Casts(**{call.op: resolve(call).kernel})
 
-    # A bias gradient comes from the same op as the cast.
-    casts_gradient = (key.dgrad or key.wgrad) and not key.bias_grad and not key.grad_is_quantized
+    # A bias gradient comes from the same op as the cast, where that is one cast.
+    by_bias_grad = key.bias_grad and key.formats.hybrid("grad_output") is None
+    casts_gradient = (key.dgrad or key.wgrad) and not by_bias_grad and not key.grad_is_quantized
     return PlanCasts(
         input=bind("input", not key.input_is_quantized, key.dtype, copies.input_made),
         weight=bind("weight", True, key.dtype, copies.weight_made),

@@ -9,6 +9,7 @@ from hybrids import alone, data, hybrid, parts
 
 import te_hal
 import te_hal.modules as te
+import te_hal.modules.ops as te_ops
 from te_hal import recipe
 from te_hal.quantization import quantizer_factories as factories
 from te_hal.schema.errors import ArgumentError, UnsupportedError
@@ -80,6 +81,44 @@ def test_a_gradient_has_a_format_for_each_product():
     exact = by_columns.double().T @ alone("nvfp4", x.detach(), rowwise=False).double()
     # decoding to bf16 rounds what products take exactly: 0.4% an operand
     assert (module.weight.grad.double() - exact).norm() <= 1e-2 * exact.norm()
+
+
+def fused_linear(bias: bool) -> torch.nn.Module:
+    return te_ops.Sequential(te_ops.Linear(64, 96, bias=bias, dtype=BF16))
+
+
+#: Layers by whether they have biases, and what they are called with besides the input.
+BIASED = {
+    "Linear": (lambda bias: te.Linear(64, 96, bias=bias, params_dtype=BF16), ()),
+    "LayerNormLinear": (lambda bias: te.LayerNormLinear(64, 96, bias=bias, params_dtype=BF16), ()),
+    "LayerNormMLP": (lambda bias: te.LayerNormMLP(64, 96, bias=bias, params_dtype=BF16), ()),
+    "GroupedLinear": (lambda bias: te.GroupedLinear(1, 64, 96, bias=bias, params_dtype=BF16), ([64],)),
+    "ops.Linear": (fused_linear, ()),
+}
+
+
+@pytest.mark.parametrize("pair", [("mxfp8", "current"), ("identity", "mxfp8")], ids="-".join)
+@pytest.mark.parametrize("name", BIASED)
+def test_a_bias_beside_a_gradient_of_two_formats_changes_no_other_gradient(name, pair):
+    layer, more = BIASED[name]
+    chosen = recipe.CustomRecipe(qfactory=by_role(grad_output=lambda: hybrid(pair)))
+    with_bias, without = layer(True), layer(False)
+    for key, parameter in with_bias.named_parameters():
+        if "bias" in key and "norm" not in key:
+            parameter.data.zero_()  # so that no value depends on it
+    without.load_state_dict(with_bias.state_dict(), strict=False)
+    inputs, results = data(64, 64), []
+    for module in (with_bias, without):
+        x = inputs.clone().requires_grad_()
+        with te.autocast(recipe=chosen):
+            y = module(x, *more)
+        gy = data(*y.shape, seed=4)
+        y.backward(gy)
+        results.append({"input": x.grad, **{key: each.grad for key, each in module.named_parameters()}})
+    assert all(torch.equal(results[0].pop(key), gradient) for key, gradient in results[1].items())
+    of_last = [results[0][key] for key in sorted(results[0])][-1]
+    assert all(torch.isfinite(gradient).all() and gradient.any() for gradient in results[0].values())
+    assert torch.allclose(of_last.double(), gy.double().sum(0), rtol=2**-8, atol=0)
 
 
 def test_the_second_part_may_be_made_of_what_the_first_one_stands_for():
