@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from te_hal.modules.arguments import check_size, check_tensor
+from te_hal.modules.inference.announced import check_announced
 from te_hal.modules.inference.cache_settings import check_settings
 from te_hal.modules.inference.layer_cache import LayerCache
 from te_hal.modules.inference.slots import Pages, Rows, Slots
 from te_hal.modules.inference.step import Step
-from te_hal.schema.errors import ArgumentError, ArgumentTypeError, StateError
+from te_hal.schema.errors import ArgumentError, StateError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Mapping
 
 
 class InferenceParams:
@@ -108,7 +108,7 @@ class InferenceParams:
 
         Raises:
             ArgumentTypeError: no mapping.
-            ArgumentError: a number that is none, or above ``max_ctx_len``.
+            ArgumentError: no sequence; a number that is none, or above ``max_ctx_len``.
             StateError: more sequences, longer ones, or more pages than there is room for; the step before was not
                 read by any layer.
         """
@@ -133,24 +133,7 @@ class InferenceParams:
         self._steps += 1
 
     def _check_step(self, where: str, step_dict: object) -> None:
-        if not isinstance(step_dict, Mapping):
-            got, accepted = f"a {type(step_dict).__name__}", "a dict from a sequence's id to its number of new tokens"
-            raise ArgumentTypeError(where, got=got, accepted=accepted, todo="name the sequences: {id: new tokens, ...}")
-        for sequence, new in step_dict.items():
-            if isinstance(new, bool) or not isinstance(new, int) or not 0 <= new <= self.max_ctx_len:
-                raise ArgumentError(
-                    f"{where}: sequence {sequence!r}",
-                    got=repr(new),
-                    accepted=f"a number of new tokens, from 0 to {self.max_ctx_len} (max_ctx_len)",
-                    todo="correct it, or feed a long prompt in several steps",
-                )
-        if len(step_dict) > self.max_batch_size:
-            raise StateError(
-                where,
-                got=f"{len(step_dict)} sequences",
-                accepted=f"at most max_batch_size={self.max_batch_size}",
-                todo="leave some out, or make a larger cache",
-            )
+        check_announced(where, step_dict, self.max_ctx_len, self.max_batch_size)
         if (
             self._step is not None
             and any(self._step.new)
@@ -241,7 +224,7 @@ class InferenceParams:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write a layer's new keys and values; what attention then reads.
 
-        A second call in the same step writes the same places again.
+        Each layer writes a step once.
 
         Args:
             layer_number: which layer.
@@ -256,7 +239,7 @@ class InferenceParams:
         Raises:
             ArgumentTypeError: keys or values are no tensors.
             ArgumentError: another format, dtype, shape or device than the cache is for; a layer's number that is none.
-            StateError: no step under way; a gradient is needed; this layer has missed a step.
+            StateError: no step under way; a gradient is needed; this layer has written the step, or missed one.
         """
         where = f"{type(self).__name__} of layer {layer_number}"
         step = self.step_under_way
@@ -273,13 +256,7 @@ class InferenceParams:
                 accepted=f"{layer.keys.device}, where this layer's cache lies",
                 todo="move the model before the first step, or reset()",
             )
-        if layer.steps < self._steps - 1 and any(step.before):
-            raise StateError(
-                where,
-                got=f"step {self._steps} after step {layer.steps}",
-                accepted="every step of the sequences that are in the cache",
-                todo="pass inference_params to this layer with every forward, and give each layer its own layer_number",
-            )
+        layer.check_turn(where, self._steps, begun=any(step.before))
         self._layers[layer_number] = layer
         if qkv_format == "sbhd":
             new_k, new_v = new_k.transpose(0, 1), new_v.transpose(0, 1)

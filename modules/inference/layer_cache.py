@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from te_hal.schema.errors import StateError
+
 if TYPE_CHECKING:
     from te_hal.modules.inference.step import Step
 
@@ -22,7 +24,7 @@ class LayerCache:
 
     Attributes:
         keys, values: ``[tokens, heads, channels]``; 0 where nothing was written.
-        steps: how many steps were written.
+        steps: the step that was written last, from 1; 0 before the first.
     """
 
     def __init__(
@@ -32,6 +34,35 @@ class LayerCache:
         with torch.inference_mode(mode=False):
             self.keys, self.values = (torch.zeros(tokens, heads, size, dtype=dtype, device=device) for size in channels)
         self.steps = 0
+
+    def check_turn(self, where: str, current: int, *, begun: bool) -> None:
+        """Whether it is this layer's turn to write a step: each step once, and none left out.
+
+        Args:
+            where: the layer, for messages.
+            current: number of the step, from 1.
+            begun: whether sequences of the step have tokens from before.
+
+        Raises:
+            StateError: it has written this step already; it has missed one that sequences still need.
+        """
+        if self.steps == current:
+            raise StateError(
+                where,
+                got=f"a second write of step {current}: a forward without its own pre_step, or a second layer of this "
+                "number",
+                accepted="one pre_step before each forward, and in it one write by each layer_number",
+                todo="call pre_step before each forward, also of a single token; give each layer its own layer_number; "
+                "after a forward that was interrupted, reset() and feed the sequences anew",
+            )
+        if self.steps < current - 1 and begun:
+            raise StateError(
+                where,
+                got=f"step {current} after step {self.steps}: a step in between was not finished by all layers",
+                accepted="every step of the sequences that are in the cache, in every layer",
+                todo="after a forward that was interrupted, reset() and feed the sequences anew; else pass "
+                "inference_params to this layer with every forward",
+            )
 
     @torch.no_grad()
     def clear(self, blocks: list[int], size: int) -> None:

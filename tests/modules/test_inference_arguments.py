@@ -117,10 +117,15 @@ def test_a_number_of_new_tokens_that_is_none_is_refused(new):
         cache(max_ctx_len=6).pre_step({"a": new})
 
 
-@pytest.mark.parametrize("step", [[("a", 1)], None, "a"], ids=repr)
+@pytest.mark.parametrize("step", [[("a", 1)], [8, 8], None, "a"], ids=repr)
 def test_a_step_that_names_no_numbers_is_a_type_error(step):
     with pytest.raises(TypeError, match=r"InferenceParams\.pre_step: got a .*accepted: a dict from a sequence's id"):
         cache().pre_step(step)
+
+
+def test_a_step_of_no_sequence_is_refused():
+    with pytest.raises(ValueError, match=r"InferenceParams\.pre_step: got no sequence; .*reset\(\)"):
+        cache().pre_step({})
 
 
 def test_a_forward_without_a_step_and_a_step_without_a_forward_are_refused():
@@ -141,7 +146,7 @@ def test_a_layer_that_missed_a_step_is_refused():
     for _ in range(2):
         params.pre_step({"a": 1})
         attend(params, 1)
-    with pytest.raises(RuntimeError, match=r"of layer 2: got step 2 after step 0; .*layer_number"):
+    with pytest.raises(RuntimeError, match=r"of layer 2: got step 2 after step 0: .*not finished by all layers"):
         params.step(2, NEW[:, :1], NEW[:, :1], "bshd")
 
 
@@ -151,8 +156,11 @@ def test_two_layers_of_one_number_are_refused_and_copies_have_a_cache_of_their_o
     params.pre_step({"a": 2})
     tokens = torch.zeros(1, 2, 32)
     with torch.no_grad():
-        expected = stack(tokens, inference_params=params)
+        stack(tokens, inference_params=params)
         other, copied = copy.deepcopy((stack, params))
+        params.pre_step({"a": 2})
+        copied.pre_step({"a": 2})
+        expected = stack(tokens, inference_params=params)
         assert torch.equal(other(tokens, inference_params=copied), expected)
         with pytest.raises(RuntimeError, match=r"layer_number.*got 1, which another module .* has, too"):
             other(tokens, inference_params=params)
@@ -163,12 +171,33 @@ def test_two_layers_of_one_number_are_refused_and_copies_have_a_cache_of_their_o
             stack(tokens, inference_params=params)
 
 
-def test_a_layer_may_read_a_step_twice():
+def test_a_loop_of_forwards_after_one_step_is_refused():
     params = cache()
-    params.pre_step({"a": 3})
-    first = attend(params, 3)
-    assert torch.equal(attend(params, 3), first)
-    assert dict(params.sequences) == {"a": 3}
+    params.pre_step({"a": 1})
+    attend(params, 1)
+    with pytest.raises(RuntimeError, match=r"of layer 1: got a second write of step 1: a forward without its own pre"):
+        attend(params, 1)
+    params.pre_step({"a": 1})  # and goes on
+    attend(params, 1)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["the forward alone", "pre_step and forward"])
+def test_after_a_forward_that_was_interrupted_the_cache_says_to_start_anew(again):
+    stack, params = Stack(), cache()
+    tokens = torch.zeros(1, 2, 32)
+    stop = stack.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
+    with torch.no_grad():
+        params.pre_step({"a": 2})
+        with pytest.raises(ZeroDivisionError):
+            stack(tokens, inference_params=params)
+        stop.remove()
+        if again:
+            params.pre_step({"a": 2})
+        with pytest.raises(RuntimeError, match=r"forward that was interrupted, reset\(\) and feed the sequences anew"):
+            stack(tokens, inference_params=params)
+        params.reset()
+        params.pre_step({"a": 2})
+        assert stack(tokens, inference_params=params).shape == tokens.shape
 
 
 CALLS = {
