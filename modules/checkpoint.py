@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from te_hal.modules.arguments import refuse_later
 from te_hal.modules.rng_tracker import RNGStatesTracker
-from te_hal.schema.errors import ArgumentError, ArgumentTypeError
+from te_hal.schema.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from te_hal.schema.flags import check_flags
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def checkpoint(
         ArgumentTypeError: no function.
         ArgumentError: a flag that is no bool; with reentrance, a keyword argument that needs a gradient; what gives no
             tracker.
-        UnsupportedError: an argument of a later feature.
+        UnsupportedError: an argument of a later feature; with reentrance, a result that is a parameter.
     """
     where = "te.checkpoint"
     given = {"distribute_saved_activations": distribute_saved_activations, "tp_group": tp_group}
@@ -77,7 +77,38 @@ def checkpoint(
                 todo="pass it by position, or use_reentrant=False",
             )
     bound = functools.partial(function, **kwargs) if kwargs else function
-    return torch_checkpoint(bound, *args, use_reentrant=True, **of_torch)
+    return torch_checkpoint(_without_parameters(where, bound), *args, use_reentrant=True, **of_torch)
+
+
+def _without_parameters(where: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, refused where a result is a leaf that needs a gradient and none of the arguments.
+
+    Autograd would make a result of the checkpoint out of that very tensor: a parameter would be none any more, and the
+    backward, which meets it again in the second call, would not end.
+    """
+
+    def checked(*args: Any) -> Any:  # noqa: ANN401 - the function's
+        given = function(*args)
+        for place, result in enumerate(given if isinstance(given, tuple) else (given,)):
+            if _is_parameter(result) and not any(result is arg for arg in args):
+                raise UnsupportedError(
+                    where,
+                    got=f"a function whose result {place} is a parameter (shape {list(result.shape)}), as a layer with "
+                    "return_bias=True gives its bias, with use_reentrant=True",
+                    accepted="results that the function computes, and its arguments",
+                    todo="pass use_reentrant=False, or take the parameter from the module",
+                )
+        return given
+
+    return checked
+
+
+def _is_parameter(result: object) -> bool:
+    """Whether this is a leaf that needs a gradient; a view that the function took of one is none."""
+    if not (isinstance(result, torch.Tensor) and result.requires_grad and result.is_leaf):
+        return False
+    base = result._base  # noqa: SLF001 - torch's documentation names it; without gradients a view of a leaf is a leaf
+    return base is None or not base.requires_grad
 
 
 def _tracker(where: str, get_tracker: Callable[[], Any]) -> Any:  # noqa: ANN401 - of any make

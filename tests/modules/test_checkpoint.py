@@ -150,3 +150,47 @@ def test_what_cannot_be_is_refused_by_name(case):
     given, named, error, said = WRONG[case]
     with pytest.raises(error, match=said):
         te.checkpoint(*given, torch.ones(3, requires_grad=True), **named)
+
+
+#: Functions of an input and a layer, some result of which is a parameter.
+PARAMETER_AMONG_RESULTS = {
+    "a layer": lambda layer: layer,
+    "the parameter alone": lambda layer: lambda x: layer.bias,  # noqa: ARG005 - of the function's signature
+    "behind two others": lambda layer: lambda x: (x * 2, x, layer.weight),
+}
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["gradients", "no_grad"])
+@pytest.mark.parametrize("case", PARAMETER_AMONG_RESULTS)
+def test_a_result_that_is_a_parameter_is_refused_with_reentrance(case, grad):
+    layer = te.Linear(8, 8, return_bias=True)
+    x = torch.ones(4, 8, requires_grad=True)
+    with (
+        pytest.raises(NotImplementedError, match=r"is a parameter.*pass use_reentrant=False"),
+        torch.set_grad_enabled(grad),
+    ):
+        te.checkpoint(PARAMETER_AMONG_RESULTS[case](layer), x)
+    assert all(parameter.is_leaf and parameter.requires_grad for parameter in layer.parameters())
+
+
+def test_a_layer_that_returns_its_bias_is_recomputed_without_reentrance():
+    layer = te.Linear(8, 8, return_bias=True)
+    x = torch.arange(32.0).view(4, 8).requires_grad_()
+    y, bias = te.checkpoint(layer, x, use_reentrant=False)
+    assert bias is layer.bias
+    (y + bias).sum().backward()
+    assert torch.equal(layer.bias.grad, torch.full((8,), 4.0))
+    assert torch.equal(layer.weight.grad, x.detach().sum(0).expand(8, 8))
+    assert torch.allclose(x.grad, layer.weight.detach().sum(0).expand(4, 8))
+
+
+@pytest.mark.parametrize(
+    "view", [lambda p: p.view(2, 4), lambda p: p[:], lambda p: p * 1], ids=["view", "slice", "new"]
+)
+def test_an_argument_and_what_is_made_of_a_parameter_may_be_results(view):
+    layer = te.Linear(8, 8)
+    x = torch.ones(4, 8, requires_grad=True)
+    y, same_x, made = te.checkpoint(lambda a: (a * 2, a, view(layer.bias)), x)
+    (y.sum() + same_x.sum() + made.sum()).backward()
+    assert torch.equal(x.grad, torch.full((4, 8), 3.0))
+    assert torch.equal(layer.bias.grad, torch.ones(8))
