@@ -111,15 +111,17 @@ class DelaysWgrad:
 
         In place: they are added to the weights' ``.grad``, or go into ``main_grad`` by the rules of a fused backward.
         Biases got theirs in the backward. Then the hooks of :meth:`register_wgrad_accumulation_and_reduce_hooks` run.
-        Without ``delay_wgrad_compute`` nothing happens.
+        Without ``delay_wgrad_compute`` nothing happens, nor where every weight is frozen, so that no backward waits.
 
         Raises:
-            StateError: no backward waits; an operand was written to since; a ``main_grad`` is gone or does not fit.
+            StateError: no backward waits for a weight that needs a gradient; an operand was written to since; a ``main_grad`` is gone or does not fit.
         """
         if not self.delay_wgrad_compute:
             return
         label = str(getattr(self, "label", type(self).__name__))
         if not any(self._delayed):
+            if not any(getattr(self, name).requires_grad for target in self._targets for name in target.names):
+                return
             raise StateError(
                 f"{label}: backward_dw",
                 got="a call with no backward that waits",

@@ -159,6 +159,27 @@ def test_a_frozen_weight_has_nothing_to_wait_for():
     assert module.fc2_weight.grad is not None
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_whose_weights_are_all_frozen_gets_no_gradient_and_no_error(kind):
+    module, seen = made(kind, delay_wgrad_compute=True), []
+    module.register_wgrad_accumulation_and_reduce_hooks(lambda: seen.append(1))
+    weights = [p for p in module.parameters() if p.dim() > 1]
+    for weight in weights:
+        weight.requires_grad_(False)
+    step(module, "delayed", 0)
+    biases = [p.grad.clone() for p in module.parameters() if p.requires_grad]
+    module.backward_dw()
+    assert seen == []
+    assert all(weight.grad is None for weight in weights)
+    assert same(biases, [p.grad for p in module.parameters() if p.requires_grad])
+    for weight in weights:
+        weight.requires_grad_(True)
+    step(module, "delayed", 1)
+    module.backward_dw()
+    assert seen == [1]
+    assert all(weight.grad is not None for weight in weights)
+
+
 def test_a_backward_without_any_that_waits_is_told():
     module = te.Linear(32, 32, delay_wgrad_compute=True, name="last")
     with pytest.raises(StateError, match=r"'last'.*backward_dw: got a call with no backward that waits"):
