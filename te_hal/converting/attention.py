@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from te_hal.converting.in_projection import InProjection
 from te_hal.converting.linear import make_linear
-from te_hal.converting.masks import attention_mask, padding_mask, refuse_hint
+from te_hal.converting.masks import attention_mask, padding_mask, refuse_hint, summed
 from te_hal.converting.replacement import reason_against_fp8
 from te_hal.modules import DotProductAttention
 from te_hal.modules.transforms import run_eagerly
@@ -199,15 +199,4 @@ def _added(
         given.append(padding_mask(f"{_WHERE}: key_padding_mask", padding, batch, keys.shape[1]))
     if mask is not None:
         given.append(attention_mask(f"{_WHERE}: attn_mask", mask, (batch, heads, length, keys.shape[1])))
-    if not given:
-        return None
-    if all(x.dtype == torch.bool for x in given):
-        return given[0] if len(given) == 1 else given[0] | given[1]
-    terms = [_as_added(x) for x in given]
-    return terms[0] if len(terms) == 1 else terms[0] + terms[1]
-
-
-def _as_added(mask: torch.Tensor) -> torch.Tensor:
-    if mask.dtype != torch.bool:
-        return mask
-    return torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -math.inf)
+    return summed(given)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from te_hal.converting.attention import difference_of_attention
-from te_hal.converting.masks import attention_mask, padding_mask, refuse_hint
+from te_hal.converting.masks import attention_mask, padding_mask, refuse_hint, summed
 from te_hal.converting.replacement import hand_over, reason_against_fp8
 from te_hal.modules import TransformerLayer
 from te_hal.schema.errors import UnsupportedError
+from te_hal.schema.formats import FLOATS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,6 +41,8 @@ _NAMES = {
 class EncoderLayer(torch.nn.Module):
     """A TransformerLayer with the call of ``nn.TransformerEncoderLayer``. Parameters have the layer's names.
 
+    A state dict with torch's names loads as one with its own names does.
+
     Args:
         old: the module whose place it takes. Its parameters are used as they are.
     """
@@ -66,6 +69,7 @@ class EncoderLayer(torch.nn.Module):
         self._heads = old.self_attn.num_heads
         #: What nn.TransformerEncoder asks its first layer for.
         self.self_attn = SimpleNamespace(batch_first=batch_first)
+        self.register_load_state_dict_pre_hook(_take_torchs_names)  # type: ignore[no-untyped-call]
         self.train(old.training)
 
     def forward(
@@ -79,7 +83,7 @@ class EncoderLayer(torch.nn.Module):
 
         Args:
             src: ``[N, L, E]`` with batch_first, else ``[L, N, E]``.
-            src_mask: bool ``[L, L]`` or ``[N * heads, L, L]``, True hides; or fp with 0 and -inf.
+            src_mask: bool ``[L, L]`` or ``[N * heads, L, L]``, True hides; or fp, added to the scores.
             src_key_padding_mask: ``[N, L]``, of the same kinds.
             is_causal: a hint that ``src_mask`` is the causal one; it is not read, the mask is.
 
@@ -88,7 +92,7 @@ class EncoderLayer(torch.nn.Module):
 
         Raises:
             ArgumentError: a mask of another shape or dtype; ``is_causal`` without a mask.
-            UnsupportedError: a sequence without a batch; a mask with numbers other than 0 and -inf.
+            UnsupportedError: a sequence without a batch.
         """
         refuse_hint(_WHERE, "src_mask", src_mask, is_causal=is_causal)
         if src.dim() != 3:  # noqa: PLR2004 - a batch
@@ -99,16 +103,12 @@ class EncoderLayer(torch.nn.Module):
                 todo="add a batch of one: src[None], or src[:, None] without batch_first",
             )
         batch, length = src.shape[:2] if self.self_attn.batch_first else (src.shape[1], src.shape[0])
-        hidden = None
+        given = []
         if src_key_padding_mask is not None:
-            where = f"{_WHERE}: src_key_padding_mask"
-            hidden = _hides(where, padding_mask(where, src_key_padding_mask, batch, length))
+            given.append(padding_mask(f"{_WHERE}: src_key_padding_mask", src_key_padding_mask, batch, length))
         if src_mask is not None:
-            where = f"{_WHERE}: src_mask"
-            mask = _hides(where, attention_mask(where, src_mask, (batch, self._heads, length, length)))
-            hidden = mask if hidden is None else hidden | mask
-        kind = "no_mask" if hidden is None else "arbitrary"
-        result: torch.Tensor = self.layer(src, hidden, self_attn_mask_type=kind)
+            given.append(attention_mask(f"{_WHERE}: src_mask", src_mask, (batch, self._heads, length, length)))
+        result: torch.Tensor = self.layer(src, **_masking(given, src.dtype))
         return result
 
 
@@ -133,20 +133,40 @@ def _difference(old: nn.TransformerEncoderLayer) -> str | None:
     return difference_of_attention(old.self_attn)
 
 
-def _hides(where: str, mask: torch.Tensor) -> torch.Tensor:
-    """A mask as bool, True where it hides.
-
-    Raises:
-        UnsupportedError: it holds numbers that are not just "all" and "nothing".
-    """
+def _masking(given: list[torch.Tensor], dtype: torch.dtype) -> dict[str, Any]:
+    """Masks as arguments of TransformerLayer: -inf hides, and what else there is becomes a bias."""
+    mask = summed(given)
+    if mask is None:
+        return {"self_attn_mask_type": "no_mask"}
     if mask.dtype == torch.bool:
-        return mask
+        return {"attention_mask": mask, "self_attn_mask_type": "arbitrary"}
     hidden = mask == -torch.inf
-    if not bool((hidden | (mask == 0)).all()):
-        raise UnsupportedError(
-            where,
-            got="numbers that are added to the scores",
-            accepted="bool, or 0 and -inf",
-            todo="keep this layer out of te_hal.convert by its filter, or convert its parts",
-        )
-    return hidden
+    arguments: dict[str, Any] = {"attention_mask": hidden, "self_attn_mask_type": "arbitrary"}
+    bias = mask.masked_fill(hidden, 0.0)
+    if mask.requires_grad or bool(bias.any()):
+        arguments["core_attention_bias_type"] = "post_scale_bias"
+        arguments["core_attention_bias"] = bias if bias.dtype in FLOATS else bias.to(dtype)
+    return arguments
+
+
+def _take_torchs_names(module: torch.nn.Module, state_dict: dict[str, Any], prefix: str, *_: object) -> None:  # noqa: ARG001
+    """Rename what was saved from nn.TransformerEncoderLayer, before it is loaded."""
+    for inside, outside in _NAMES.items():
+        if prefix + outside in state_dict:
+            state_dict[f"{prefix}layer.{inside}"] = state_dict.pop(prefix + outside)
+
+
+def torch_state_dict(model: torch.nn.Module) -> dict[str, Any]:
+    """The state dict of a converted model as the model had it before, with torch's names and no extra states.
+
+    Args:
+        model: converted by :func:`te_hal.convert`; in it whatever else.
+
+    Returns:
+        The values of ``model.state_dict()``, detached and sharing memory, for ``load_state_dict`` of the torch model.
+    """
+    layers = {name for name, part in model.named_modules(remove_duplicate=False) if isinstance(part, EncoderLayer)}
+    prefixes = [f"{name}." if name else "" for name in layers]
+    renamed = {f"{prefix}layer.{inside}": prefix + outside for prefix in prefixes for inside, outside in _NAMES.items()}
+    state = model.state_dict()
+    return {renamed.get(key, key): value for key, value in state.items() if not key.endswith("_extra_state")}

@@ -65,6 +65,26 @@ def refuse_hint(where: str, name: str, mask: torch.Tensor | None, *, is_causal: 
         )
 
 
+def summed(masks: list[torch.Tensor]) -> torch.Tensor | None:
+    """One or two masks as one, which broadcasts as they do; None of none.
+
+    Returns:
+        Bool where all are, else what is added to the scores: -inf where a bool one hides.
+    """
+    if not masks:
+        return None
+    if all(mask.dtype == torch.bool for mask in masks):
+        return masks[0] if len(masks) == 1 else masks[0] | masks[1]
+    terms = [_as_added(mask) for mask in masks]
+    return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+
+
+def _as_added(mask: torch.Tensor) -> torch.Tensor:
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -torch.inf)
+
+
 def _checked(where: str, mask: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> torch.Tensor:
     if tuple(mask.shape) in shapes and (mask.dtype == torch.bool or mask.is_floating_point()):
         return mask

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -54,7 +55,8 @@ def convert(model: nn.Module, *, recipe: Recipe | None = None, filter: Filter | 
         What was converted, and what stays and why.
 
     Raises:
-        ArgumentTypeError: no module; no recipe; a filter that cannot be called.
+        ArgumentTypeError: no module; no recipe; a filter that cannot be called with two arguments, or that answers with
+            something else than a bool.
         ArgumentError: the model itself is one of these layers and cannot be replaced in place; a CustomRecipe.
     """
     walk = _Walk(_checked(model, recipe, filter), filter)
@@ -114,7 +116,7 @@ class _Walk:
     def _counterpart(self, name: str, module: nn.Module, kind: type[nn.Module]) -> nn.Module | str:
         if type(module) is not kind:
             return f"it is derived from nn.{kind.__name__} and may compute something else"
-        if self._filter is not None and not self._filter(name, module):
+        if self._filter is not None and not _answer(self._filter, name, module):
             return _FILTERED
         return reason_to_stay(module) or _KINDS[kind](module, self._formats)
 
@@ -127,13 +129,38 @@ def _close_shortcuts(module: nn.Module) -> None:
         module.activation_relu_or_gelu = 0
 
 
+def _answer(filter: Filter, name: str, module: nn.Module) -> bool:
+    answer = filter(name, module)
+    if isinstance(answer, bool):
+        return answer
+    raise ArgumentTypeError(
+        f"convert: filter of {name!r}",
+        got=f"{answer!r} as its answer",
+        accepted="True (convert it) or False (leave it)",
+        todo="have it return a bool, bool(...) around what it has found",
+    )
+
+
+def _check_filter(filter: object) -> None:
+    accepted, todo = "a callable of name and module", "pass lambda name, module: ..., which returns a bool"
+    if not callable(filter):
+        raise ArgumentTypeError("convert: filter", got=type(filter).__name__, accepted=accepted, todo=todo)
+    try:
+        signature = inspect.signature(filter)
+    except ValueError:  # some of C tell nothing
+        return
+    try:
+        signature.bind("", None)
+    except TypeError as error:
+        got = f"a callable of {signature}"
+        raise ArgumentTypeError("convert: filter", got=got, accepted=accepted, todo=todo) from error
+
+
 def _checked(model: object, recipe: object, filter: object) -> Formats:
     if not isinstance(model, nn.Module):
         raise ArgumentTypeError("convert: model", got=type(model).__name__, accepted="an nn.Module", todo="pass one")
-    if filter is not None and not callable(filter):
-        raise ArgumentTypeError(
-            "convert: filter", got=type(filter).__name__, accepted="a callable of name and module", todo="pass one"
-        )
+    if filter is not None:
+        _check_filter(filter)
     chosen = get_default_recipe() if recipe is None else recipe
     if not isinstance(chosen, Recipe):
         got = type(chosen).__name__

@@ -14,7 +14,7 @@ import te_hal
 import te_hal.modules as te
 from te_hal import recipe
 from te_hal.converting import Conversion
-from te_hal.schema.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from te_hal.schema.errors import ArgumentError, ArgumentTypeError
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -252,6 +252,10 @@ def test_the_sizes_of_the_recipe_decide() -> None:
     assert te_hal.convert(model, recipe=recipe.DelayedScaling()).converted
 
 
+def asks_the_name(name: str, module: nn.Module) -> Any:
+    return name or module
+
+
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
@@ -259,24 +263,23 @@ def test_the_sizes_of_the_recipe_decide() -> None:
         (lambda: te_hal.convert("model"), ArgumentTypeError, "nn.Module"),
         (lambda: te_hal.convert(nn.Sequential(), recipe="fp8"), ArgumentTypeError, "a recipe"),
         (lambda: te_hal.convert(nn.Sequential(), filter="all"), ArgumentTypeError, "callable"),
+        (lambda: te_hal.convert(nn.Sequential(), filter=len), ArgumentTypeError, r"got a callable of \(obj, /\)"),
+        (
+            lambda: te_hal.convert(nn.Sequential(nn.Linear(2, 2)), filter=asks_the_name),
+            ArgumentTypeError,
+            "filter of '0': got",
+        ),
         (
             lambda: te_hal.convert(nn.Sequential(), recipe=recipe.CustomRecipe(qfactory=print)),
             ArgumentError,
             "built-in",
         ),
     ],
-    ids=["the layer itself", "no module", "no recipe", "no filter", "a factory"],
+    ids=["the layer itself", "no module", "no recipe", "no filter", "filter of one", "no answer", "a factory"],
 )
 def test_bad_input_is_refused(call: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         call()
-
-
-def test_a_mask_of_numbers_is_refused_by_a_whole_layer() -> None:
-    model = nn.Sequential(nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, norm_first=True))
-    te_hal.convert(model)
-    with pytest.raises(UnsupportedError, match="src_mask"):
-        model[0](draw(6, 2, 32), src_mask=draw(6, 6))
 
 
 def test_parameters_are_moved_and_none_is_copied() -> None:
