@@ -114,7 +114,8 @@ class DelaysWgrad:
         Without ``delay_wgrad_compute`` nothing happens, nor where every weight is frozen, so that no backward waits.
 
         Raises:
-            StateError: no backward waits for a weight that needs a gradient; an operand was written to since; a ``main_grad`` is gone or does not fit.
+            StateError: no backward waits for a weight that needs a gradient; an operand was written to since; a
+                ``main_grad`` is gone or does not fit.
         """
         if not self.delay_wgrad_compute:
             return

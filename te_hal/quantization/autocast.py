@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import warnings
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import torch
 from te_hal.quantization.amax_reduction import check_group, check_single_process
 from te_hal.quantization.availability import get_default_recipe
 from te_hal.quantization.block_arguments import check_block
+from te_hal.quantization.block_decorator import BlockDecorator
 from te_hal.quantization.checkpointed import current_phase
 from te_hal.quantization.recipe_support import check_forced_backend
 from te_hal.quantization.scaling_state import check_is_built
@@ -105,13 +107,14 @@ def note_module() -> None:
         region.met_module = True
 
 
-class autocast:  # noqa: N801 - Transformer Engine's spelling
-    """Run te_hal modules in FP8 inside the ``with`` block.
+class autocast(BlockDecorator):  # noqa: N801 - Transformer Engine's spelling
+    """Run te_hal modules in FP8 inside the ``with`` block, or in every call of a function that it decorates.
 
     Nesting is allowed, off inside on and on inside off too; what was in force before is in force again afterwards,
     also after an exception. On leaving the outermost enabled block with gradients on, the forward scaling states that
     recorded an amax are updated, also after an exception. State is per thread. One object may be entered again after
-    it was left, not twice at once. Leaving one in which no te_hal module ran warns, once in a process.
+    it was left, not twice at once; as a decorator it makes a block of its own for each call. Leaving one in which no
+    te_hal module ran warns, once in a process.
 
     Args:
         enabled: whether modules quantize.
@@ -147,6 +150,11 @@ class autocast:  # noqa: N801 - Transformer Engine's spelling
         self.recipe = recipe
         self.amax_reduction_group = amax_reduction_group
         self._entered: tuple[list[Frame], Frame] | None = None
+
+    def _fresh(self) -> autocast:
+        made = copy.copy(self)
+        made._entered = None  # noqa: SLF001 - of this class
+        return made
 
     def __enter__(self) -> None:
         if self._entered is not None:

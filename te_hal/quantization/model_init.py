@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from te_hal.quantization.block_arguments import check_block
+from te_hal.quantization.block_decorator import BlockDecorator
 from te_hal.quantization.recipe_support import check_forced_backend
 from te_hal.recipe import (
     DelayedScaling,
@@ -58,12 +60,13 @@ def current_model_init() -> ModelInit | None:
     return frames[-1] if frames else None
 
 
-class quantized_model_init:  # noqa: N801 - Transformer Engine's spelling
+class quantized_model_init(BlockDecorator):  # noqa: N801 - Transformer Engine's spelling
     """Make modules whose gemm weights live in FP8: 1 byte an element, and 1 more where a second copy is read.
 
     Weights are initialised in ``params_dtype`` and quantized one by one. Under delayed scaling the first scale is 1,
     as the module's state says. Biases and norms stay as they are. Such modules run under an autocast of the same
-    family of recipes; without one they compute with the dequantized weights. Blocks nest.
+    family of recipes; without one they compute with the dequantized weights. Blocks nest. As a decorator it makes
+    one for each call.
 
     On the meta device weights have codes without values: after ``model.to_empty(device=...)``, call
     ``reset_parameters()`` of each module, or load a checkpoint.
@@ -87,6 +90,11 @@ class quantized_model_init:  # noqa: N801 - Transformer Engine's spelling
         check_block("quantized_model_init", flags, recipe)
         self._init = ModelInit(recipe or DelayedScaling(), preserve_high_precision_init_val) if enabled else None
         self._frames: list[ModelInit | None] | None = None
+
+    def _fresh(self) -> quantized_model_init:
+        made = copy.copy(self)
+        made._frames = None  # noqa: SLF001 - of this class
+        return made
 
     def __enter__(self) -> None:
         if self._frames is not None:
