@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError, StateError
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
 
 
 def check_announced(where: str, step: object, most_tokens: int, most_sequences: int) -> None:
@@ -46,3 +50,25 @@ def check_announced(where: str, step: object, most_tokens: int, most_sequences: 
             accepted=f"at most max_batch_size={most_sequences}",
             todo="leave some out, or make a larger cache",
         )
+
+
+def check_lengths(where: str, before: Mapping[Hashable, int], after: Mapping[Hashable, int], longest: int) -> None:
+    """Refuse sequences that would outgrow the cache.
+
+    Args:
+        where: the call, for messages.
+        before: tokens of each sequence.
+        after: with those of the step.
+        longest: the most of one sequence.
+
+    Raises:
+        StateError: one has more.
+    """
+    for sequence, length in after.items():
+        if length > longest:
+            raise StateError(
+                where,
+                got=f"sequence {sequence!r} with {before[sequence]} tokens and {length - before[sequence]} more",
+                accepted=f"at most max_sequence_length={longest}",
+                todo="leave it out, which evicts it, or make the cache for longer sequences",
+            )

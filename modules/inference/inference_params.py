@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from te_hal.modules.arguments import check_size, check_tensor
-from te_hal.modules.inference.announced import check_announced
+from te_hal.modules.inference.announced import check_announced, check_lengths
 from te_hal.modules.inference.cache_settings import check_settings
 from te_hal.modules.inference.layer_cache import LayerCache
 from te_hal.modules.inference.slots import Pages, Rows, Slots
@@ -116,14 +116,7 @@ class InferenceParams:
         self._check_step(where, step_dict)
         before = {sequence: self.sequences.get(sequence, 0) for sequence in step_dict}
         after = OrderedDict((sequence, old + step_dict[sequence]) for sequence, old in before.items())
-        for sequence, length in after.items():
-            if length > self.max_sequence_length:
-                raise StateError(
-                    where,
-                    got=f"sequence {sequence!r} with {before[sequence]} tokens and {step_dict[sequence]} more",
-                    accepted=f"at most max_sequence_length={self.max_sequence_length}",
-                    todo="leave it out, which evicts it, or make the cache for longer sequences",
-                )
+        check_lengths(where, before, after, self.max_sequence_length)
         self._slots.check(after)
         taken = self._slots.take(after)
         for layer in self._layers.values():
@@ -281,26 +274,14 @@ class InferenceParams:
         for name, tensor, channels in (("keys", new_k, self.head_dim_k), ("values", new_v, self.head_dim_v)):
             tail = (self.num_heads_kv, channels)
             rank = len(self.qkv_format)
-            held = tensor.dim() == rank and tuple(tensor.shape[-2:]) == tail and self._holds(tensor, step)
+            held = tensor.dim() == rank and tuple(tensor.shape[-2:]) == tail and step.fits(tensor, self.qkv_format)
             if tensor.dtype is not self.dtype or not held:
                 raise ArgumentError(
                     f"{where}: {name}",
                     got=f"{tensor.dtype} {tuple(tensor.shape)} for new tokens {step.new}",
-                    accepted=f"{self.dtype} [{self._lead(step)}, {tail[0]}, {tail[1]}]",
+                    accepted=f"{self.dtype} [{step.lead(self.qkv_format)}, {tail[0]}, {tail[1]}]",
                     todo="feed the batch that pre_step announced, or make the cache for this model",
                 )
-
-    def _holds(self, tensor: torch.Tensor, step: Step) -> bool:
-        if self.qkv_format == "thd":
-            return tensor.shape[0] == sum(step.new)
-        batch, length = tensor.shape[:2] if self.qkv_format == "bshd" else (tensor.shape[1], tensor.shape[0])
-        return batch == len(step.new) and length >= max(step.new, default=0)
-
-    def _lead(self, step: Step) -> str:
-        if self.qkv_format == "thd":
-            return str(sum(step.new))
-        sizes = (str(len(step.new)), f"at least {max(step.new, default=0)}")
-        return ", ".join(sizes if self.qkv_format == "bshd" else sizes[::-1])
 
     @property
     def nbytes(self) -> int:

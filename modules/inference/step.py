@@ -45,6 +45,20 @@ class Step:
         """Whether all sequences are as long after the step."""
         return len(set(self.after)) <= 1
 
+    def fits(self, tensor: torch.Tensor, qkv_format: str) -> bool:
+        """Whether new keys or values, of ``qkv_format``'s rank, have this step's sequences and room for its tokens."""
+        if qkv_format == "thd":
+            return tensor.shape[0] == sum(self.new)
+        batch, length = tensor.shape[:2] if qkv_format == "bshd" else (tensor.shape[1], tensor.shape[0])
+        return batch == len(self.new) and length >= max(self.new, default=0)
+
+    def lead(self, qkv_format: str) -> str:
+        """What :meth:`fits` wants of the leading sizes, for messages."""
+        if qkv_format == "thd":
+            return str(sum(self.new))
+        sizes = (str(len(self.new)), f"at least {max(self.new, default=0)}")
+        return ", ".join(sizes if qkv_format == "bshd" else sizes[::-1])
+
     def stretch(self) -> tuple[int, int] | None:
         """First place and distance of rows: sequence i lies unbroken from ``first + i * distance`` on.
 
