@@ -83,7 +83,7 @@ def _reason(outcome: Outcome) -> str:
 
 def device_name(device: str) -> str:
     """What the device calls itself; the CPU is only that."""
-    kind = torch.device(device or "cpu")
+    kind = torch.device(device)
     if kind.type == "cpu":
         return "cpu"
     return f"{kind.type} ({torch.get_device_module(kind).get_device_name(kind)})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from te_hal.schema.catalog import SCHEMAS
@@ -30,7 +30,7 @@ class Session:
     """What a run found.
 
     Attributes:
-        subject: the backend.
+        subject: the backend, with the device that it was tested on.
         tier: "full", "quick", or "chosen" where ops or cases were chosen.
         outcomes: one per case.
         stale: entries of the lists that nothing bears out; asked after a full run alone.
@@ -133,4 +133,5 @@ def conformance(
     whole = not ids and op == _EVERY_OP
     tier = ("quick" if quick else "full") if whole else "chosen"
     stale = tested.lists.stale(outcomes) if tier == "full" else []
-    return Session(subject, tier, tuple(outcomes), tuple(stale), time.monotonic() - begun)
+    at = replace(subject, device=str(tested.device))
+    return Session(at, tier, tuple(outcomes), tuple(stale), time.monotonic() - begun)
