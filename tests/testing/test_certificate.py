@@ -16,7 +16,9 @@ from te_hal.testing.certificate import digest, schema_hash, stale_ops
 
 def session_of(backend, *ids: str) -> Session:
     tested = Tested(backend, torch.device("cpu"), Lists())
-    return Session(Subject(backend.name), "chosen", tuple(run_case(tested, Case.of(text)) for text in ids), (), 1.0)
+    return Session(
+        Subject(backend.name, "cpu"), "chosen", tuple(run_case(tested, Case.of(text)) for text in ids), (), 1.0
+    )
 
 
 @pytest.fixture
@@ -59,3 +61,9 @@ def test_a_changed_contract_makes_an_op_stale_and_a_changed_text_does_not(docume
 
 def test_every_op_has_a_hash_of_its_own():
     assert len({schema_hash(op) for op in SCHEMAS}) == len(SCHEMAS)
+
+
+def test_the_device_is_the_one_that_ran_and_not_the_one_asked_for():
+    session = conformance(Subject("cpu_reference"), op="compute_scale", quick=True, jobs=0)
+    assert session.subject.device == "cpu"
+    assert certify(session)["device"] == "cpu"

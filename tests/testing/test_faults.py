@@ -18,7 +18,7 @@ def session_of(backend, op: str) -> Session:
     """A full run over one op, in this process."""
     tested = Tested(backend, CPU, Lists())
     outcomes = tuple(run_case(tested, case) for case in cases(op))
-    return Session(Subject(backend.name), "chosen", outcomes, (), 0.0)
+    return Session(Subject(backend.name, "cpu"), "chosen", outcomes, (), 0.0)
 
 
 @pytest.mark.parametrize("name", FAULTS)
