@@ -12,6 +12,7 @@ from faulty_backends import FAULTS, REFERENCE
 from te_hal.schema.catalog import SCHEMAS
 from te_hal.testing import Case, Lists, Session, Subject, Tested, certify, describe, run_case
 from te_hal.testing.certificate import digest, schema_hash, stale_ops
+from te_hal.testing.session import conformance
 
 
 def session_of(backend, *ids: str) -> Session:
