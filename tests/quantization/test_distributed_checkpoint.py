@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 import te_hal.modules as te
 from te_hal import recipe
 from te_hal.quantization.hybrid_tensor import rebuild_hybrid_tensor
 from te_hal.quantization.quantized_tensor import rebuild_quantized_tensor
 from te_hal.schema.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
@@ -79,6 +77,63 @@ def test_a_model_whose_weights_live_in_few_bits_goes_on_alike(name, tmp_path):
     load(state, tmp_path)
     other.load_state_dict(state)
     assert torch.equal(output(one), output(other))
+
+
+def documented() -> object:
+    """``load_distributed`` of docs/checkpoints.md."""
+    page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
+    source = page.split("### Through torch.distributed.checkpoint")[1].split("```python\n")[1].split("```")[0]
+    names: dict[str, object] = {}
+    exec(compile(source, "checkpoints.md", "exec"), names)  # noqa: S102 - this repository's own page
+    return names["load_distributed"]
+
+
+def stack(seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(te.LayerNormLinear(32, 64), torch.nn.ReLU(), te.Linear(64, 32))
+
+
+def train(model: torch.nn.Module, chosen: recipe.Recipe, number: int) -> list[torch.Tensor]:
+    x = torch.randn(16, 32, generator=torch.Generator().manual_seed(number)) * (number + 1)
+    model.zero_grad()
+    with te.autocast(recipe=chosen):
+        y = model(x)
+    y.square().sum().backward()
+    return [y.detach(), *(parameter.grad for parameter in model.parameters())]
+
+
+@pytest.mark.parametrize(
+    "chosen", [recipe.DelayedScaling(amax_history_len=4), recipe.Float8CurrentScaling()], ids=["delayed", "current"]
+)
+@pytest.mark.parametrize("ran", [False, True], ids=["fresh", "ran before"])
+def test_the_documented_way_loads_into_a_model_that_goes_on_bit_for_bit(chosen, ran, tmp_path):
+    one, other = stack(0), stack(1)
+    for number in range(3):
+        train(one, chosen, number)
+    save(one.state_dict(), tmp_path)
+    if ran:
+        train(other, recipe.DelayedScaling(amax_history_len=7), 5)
+    documented()(other, tmp_path)
+    for number in range(3, 5):
+        results = train(one, chosen, number), train(other, chosen, number)
+        assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+def test_a_fresh_model_has_no_room_for_the_state_of_delayed_scaling(tmp_path):
+    one = stack(0)
+    train(one, recipe.DelayedScaling(), 0)
+    save(one.state_dict(), tmp_path)
+    with pytest.raises(CheckpointException, match=r"Size mismatch between saved .*_extra_state"):
+        load(stack(1).state_dict(), tmp_path)
+
+
+def test_the_documented_way_takes_a_model_of_torch_without_state(tmp_path):
+    plain = torch.nn.Sequential(torch.nn.LayerNorm(32), torch.nn.Linear(32, 32))
+    save(plain.state_dict(), tmp_path)
+    ours = torch.nn.Sequential(te.LayerNorm(32), te.Linear(32, 32))
+    documented()(ours, tmp_path)
+    assert torch.equal(ours[1].weight, plain[1].weight)
+    assert torch.equal(ours[1].bias, plain[1].bias)
 
 
 def test_staging_that_goes_by_addresses_is_refused_by_name():

@@ -335,6 +335,28 @@ def test_a_bad_state_is_refused_and_the_old_one_stays(case):
         module(torch.randn(16, 32))
 
 
+#: Modules, and whether they take the state of a Linear: those with as many slots do, as docs/checkpoints.md says.
+TAKERS = {
+    "LayerNormLinear": (lambda: te.LayerNormLinear(32, 32), True),
+    "GroupedLinear of one": (lambda: te.GroupedLinear(1, 32, 32), True),
+    "GroupedLinear of two": (lambda: te.GroupedLinear(2, 32, 32), False),
+    "LayerNormMLP": (lambda: te.LayerNormMLP(32, 32), False),
+    "RMSNorm": (lambda: te.RMSNorm(32), False),
+}
+
+
+@pytest.mark.parametrize("name", TAKERS)
+def test_slots_are_checked_and_the_module_that_wrote_them_is_not(name):
+    make, takes = TAKERS[name]
+    module, state = make(), trained().state_dict()["_extra_state"]
+    if takes:
+        module.set_extra_state(state)
+        assert torch.equal(module.get_extra_state(), state)
+    else:
+        with pytest.raises(CheckpointError, match=r"_extra_state: got .*; accepted: "):
+            module.set_extra_state(state)
+
+
 def test_no_state_starts_anew():
     for nothing in (None, extra_state.empty()):
         module = trained()
