@@ -16,7 +16,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 #: Functions that return before their body runs, by what tells them.
-_LATE = {
+_LATE: dict[str, Callable[[object], bool]] = {
     "a generator function": inspect.isgeneratorfunction,
     "a coroutine function": inspect.iscoroutinefunction,
     "an asynchronous generator function": inspect.isasyncgenfunction,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from te_hal.recipe.format import Format
 from te_hal.recipe.recipe import Recipe, check_format, check_number, refuse_attention
 from te_hal.schema.formats import ElementFormat, ScalingMode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _TILE = 128
 
@@ -35,6 +38,12 @@ class MTFP8BlockScaling(Recipe):
 
     family: ClassVar[str] = "mtfp8_block_scaling"
     scaling_mode: ClassVar[ScalingMode] = ScalingMode.MTFP8_1X128
+    lacks: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "backward_override": (
+            "the backward is quantized, as in MT-TransformerEngine",
+            "leave it out, or use Float8BlockScaling for an overridden backward",
+        )
+    }
 
     def _validate(self) -> None:
         check_number(self, "margin", self.margin, (int,), 0, 0)

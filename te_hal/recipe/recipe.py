@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import abc
+import functools
+import inspect
 import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from te_hal.recipe.format import Format
-from te_hal.schema.errors import ArgumentError, TeHalError, UnsupportedError
+from te_hal.schema.errors import ArgumentError, ArgumentTypeError, TeHalError, UnsupportedError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from te_hal.schema.formats import ElementFormat, ScalingMode
 
 
@@ -58,15 +62,25 @@ class Recipe(abc.ABC):
     #: Scaling mode of the recipe's quantized tensors; where roles differ, :meth:`mode_of` knows.
     scaling_mode: ClassVar[ScalingMode]
 
+    #: Fields of other recipes that this one lacks on purpose: why, and what to do.
+    lacks: ClassVar[Mapping[str, tuple[str, str]]] = {}
+
+    def __new__(cls, *_: object, **given: object) -> Recipe:  # noqa: PYI034 - typing has Self from Python 3.11 on
+        """Refuse, before ``__init__`` does in Python's words, a keyword that is no field.
+
+        Raises:
+            ArgumentTypeError: names it, and the fields that there are.
+        """
+        known = _parameters(cls) if given else None
+        for name, value in given.items():
+            if known is not None and name not in known:
+                raise ArgumentTypeError(**_no_field(cls, "keyword", name, value, known))
+        return super().__new__(cls)
+
     def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401 - validated by the subclass
         known = {field.name for field in fields(self)}
         if name not in known:
-            raise ArgumentError(
-                type(self).__name__,
-                got=f"attribute {name!r}",
-                accepted=", ".join(sorted(known)),
-                todo="check the spelling",
-            )
+            raise ArgumentError(**_no_field(type(self), "attribute", name, value, known))
         before = dict(self.__dict__)
         self._assign(name, value)
         if "version" not in before:  # under construction: __post_init__ validates
@@ -139,6 +153,30 @@ class Recipe(abc.ABC):
     def custom(cls) -> bool:
         """Whether quantizers come from the user's factory."""
         return cls.family == "custom"
+
+
+@functools.cache
+def _parameters(kind: type[Recipe]) -> frozenset[str] | None:
+    """The keywords that a class takes; None where its ``__init__`` takes any."""
+    parameters = inspect.signature(kind.__init__).parameters
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+        return None
+    return frozenset(parameters) - {"self"}
+
+
+def _no_field(kind: type[Recipe], what: str, name: str, value: object, known: Iterable[str]) -> dict[str, str]:
+    """What an error about a keyword or attribute that a recipe does not have says."""
+    if name in kind.lacks:
+        why, todo = kind.lacks[name]
+        return {
+            "where": f"{kind.__name__}.{name}",
+            "got": repr(value),
+            "accepted": f"no such field: {why}",
+            "todo": todo,
+        }
+    derived = name in {field.name for field in fields(kind)}
+    todo = "assign it to the object, once that is made" if derived else "check the spelling"
+    return {"where": kind.__name__, "got": f"{what} {name!r}", "accepted": ", ".join(sorted(known)), "todo": todo}
 
 
 def check_format(recipe: Recipe, fp8_format: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 import pickle
 import subprocess
@@ -19,7 +20,7 @@ from te_hal.recipe import (
     MXFP8BlockScaling,
     QParams,
 )
-from te_hal.schema.errors import ArgumentError, UnsupportedError
+from te_hal.schema.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from te_hal.schema.formats import ScalingMode
 
 RECIPES = {recipe.__name__: recipe for recipe in (Float8BlockScaling, MXFP8BlockScaling, MTFP8BlockScaling)}
@@ -81,10 +82,42 @@ def test_two_operands_with_square_blocks_are_refused(second):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_an_unknown_keyword_or_attribute_is_refused(name):
-    with pytest.raises(TypeError, match="formt"):
+    with pytest.raises(ArgumentTypeError, match=f"{name}: got keyword 'formt'; accepted: .*fp8_format.*spelling"):
         RECIPES[name](formt=1)
     with pytest.raises(ArgumentError, match="formt"):
         RECIPES[name]().formt = 1
+
+
+@pytest.mark.parametrize("value", ["high_precision", "dequantized", None])
+def test_moore_threads_blocks_say_why_they_have_no_overridden_backward(value):
+    said = r"MTFP8BlockScaling\.backward_override: got .*; accepted: no such field.*quantized.*use Float8BlockScaling"
+    with pytest.raises(ArgumentTypeError, match=said):
+        MTFP8BlockScaling(backward_override=value)
+    with pytest.raises(ArgumentError, match=said):
+        MTFP8BlockScaling().backward_override = value
+
+
+def test_a_field_that_follows_from_others_is_no_keyword_and_the_error_says_how_to_set_it():
+    with pytest.raises(ArgumentTypeError, match=r"got keyword 'fp8_quant_fwd_inp'.*assign it to the object"):
+        Float8BlockScaling(fp8_quant_fwd_inp=QParams())
+    made = Float8BlockScaling()
+    made.fp8_quant_fwd_inp = QParams(amax_epsilon=1.0)
+    assert made.fp8_quant_fwd_inp.amax_epsilon == 1.0
+
+
+def test_a_derived_recipe_takes_the_keywords_of_its_own():
+    @dataclasses.dataclass(repr=False)
+    class WithField(MXFP8BlockScaling):
+        note: str = ""
+
+    class WithKeywords(MXFP8BlockScaling):
+        def __init__(self, **given: object) -> None:
+            super().__init__(margin=given["least"])
+
+    assert WithField(note="mine", fp8_format=Format.HYBRID).note == "mine"
+    assert WithKeywords(least=0) == WithKeywords(least=0)
+    with pytest.raises(ArgumentTypeError, match=r"WithField: got keyword 'nota'; accepted: .*note"):
+        WithField(nota="mine")
 
 
 def test_the_defaults_are_those_of_transformer_engine():
