@@ -7,8 +7,6 @@ import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from te_hal import ops
 from te_hal.dispatch import ask_declared, support_for, use_backend
 from te_hal.schema.errors import StateError
@@ -16,16 +14,20 @@ from te_hal.schema.storage import QuantizedStorage
 from te_hal.schema.support import Code
 from te_hal.schema.validate import describe_call
 from te_hal.testing.allocation import WatchedAllocation, through_torch
+from te_hal.testing.contents import operand_tensors, own_tensors
 from te_hal.testing.diagnosis import diagnose
 from te_hal.testing.expectation import expected, misfit, named
 from te_hal.testing.finding import Finding, Kind, Outcome, Status
 from te_hal.testing.judge import judge, result_findings
-from te_hal.testing.parts import Part, parts, unequal
+from te_hal.testing.parts import Part, compared, kept_of
 from te_hal.testing.placement import Placed, has_room, place
+from te_hal.testing.repetition import First, repeated
 from te_hal.testing.streams import streams_of, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
 
     from te_hal.schema.backend import Backend
     from te_hal.schema.op import OpSchema
@@ -129,17 +131,11 @@ def _run(tested: Tested, case: Case, placed: Placed, kernel: Kernel) -> Outcome:
     if not findings or all(f.kind is not Kind.RESULT for f in findings):
         made, error = judge(case.words["values"], case.schema, found, due, fp8=both)
         findings += diagnose(case, found, made)
-    kept = _kept(found)
-    watched = bool(kept) and all(watch.holds(t) for t in _tensors(found, placed))
+    kept = kept_of(found)
+    watched = bool(kept) and all(watch.holds(t) for ts in own_tensors(found, placed).values() for t in ts)
     again = place(case.schema, case.arguments(), case.words["memory"], tested.device)
-    second, _, trouble = _call(tested, case.schema, kernel, again, _POISONS[1])
-    if second is None and any(f.kind in (Kind.ERROR, Kind.LIE, Kind.RESULT) for f in trouble):
-        findings.append(
-            Finding(Kind.LATE, f"the first call returned, the same one again failed: {trouble[0].sentence}")
-        )
-    elif second is not None:
-        findings += _compared(kept, _kept(named(case.schema, second, again.arguments)), Kind.UNSTEADY)
-        findings += [f for f in trouble if f not in findings]
+    call = functools.partial(_call, tested, case.schema, kernel, poison=_POISONS[1])
+    findings += repeated(case.schema, call, First(found, placed, kept), again, findings)
     if case.words["run"] == "threads" and not findings:
         findings += _in_threads(tested, case, kernel, kept)
     if case.words["run"] == "streams" and tested.streams is not None and not findings:
@@ -196,30 +192,6 @@ def _invoke_op(backend: str, schema: OpSchema, arguments: dict[str, Any]) -> Any
         return getattr(ops, schema.name)(*positional, **keywords)
 
 
-def _kept(found: dict[str, Any]) -> list[Part]:
-    """Copies of everything that a call gave, on the CPU."""
-    return [Part(p.label, p.tensor.clone()) for name, value in found.items() for p in parts(name, value)]
-
-
-def _tensors(found: dict[str, Any], placed: Placed) -> list[torch.Tensor]:
-    """What the kernel allocated: the tensors of results that are no operands."""
-    given = {id(value) for value in placed.arguments.values()}
-    tensors: list[torch.Tensor | None] = []
-    for value in found.values():
-        if id(value) not in given:
-            tensors += value.tensors() if isinstance(value, QuantizedStorage) else [value]
-    return [t for t in tensors if t is not None and t.numel()]
-
-
-def _compared(first: list[Part], second: list[Part], kind: Kind) -> list[Finding]:
-    findings = []
-    for one, other in zip(first, second, strict=True):
-        differ = one.tensor.shape != other.tensor.shape or unequal(one.tensor, other.tensor).any()
-        if differ:
-            findings.append(Finding(kind, f"{one.label} differs between two calls with the same operands"))
-    return findings
-
-
 def _in_threads(tested: Tested, case: Case, kernel: Kernel, kept: list[Part]) -> list[Finding]:
     """The same call from two threads at once, each on operands of its own."""
     findings: list[Finding] = []
@@ -233,7 +205,7 @@ def _in_threads(tested: Tested, case: Case, kernel: Kernel, kept: list[Part]) ->
                 result = kernel(placed.arguments)
                 wait_for(tested.device)
                 found = named(case.schema, () if result is None else result, placed.arguments)
-                findings.extend(_compared(kept, _kept(found), Kind.THREADS))
+                findings.extend(compared(kept, kept_of(found), Kind.THREADS))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - somebody else's kernel
             findings.append(Finding(Kind.THREADS, f"{type(error).__name__}: {error}"))
 
@@ -249,7 +221,7 @@ def _on_a_stream(tested: Tested, streams: Streams, case: Case, kernel: Kernel, k
     """A call on a stream that has yet to write the operands: whoever works elsewhere reads what was there before."""
     real = place(case.schema, case.arguments(), case.words["memory"], tested.device)
     placed = place(case.schema, case.arguments(), case.words["memory"], tested.device)
-    pairs = list(zip(_operand_tensors(placed), _operand_tensors(real), strict=True))
+    pairs = list(zip(operand_tensors(placed), operand_tensors(real), strict=True))
     for target, _ in pairs:
         target.zero_()
     with streams.side():
@@ -258,19 +230,8 @@ def _on_a_stream(tested: Tested, streams: Streams, case: Case, kernel: Kernel, k
         result = kernel(placed.arguments)
         streams.synchronize()
     found = named(case.schema, () if result is None else result, placed.arguments)
-    wrong = _compared(kept, _kept(found), Kind.STREAM)
+    wrong = compared(kept, kept_of(found), Kind.STREAM)
     return [
         Finding(Kind.STREAM, f"{f.sentence.split(' differs')[0]} was not made in the order of the current stream")
         for f in wrong
     ]
-
-
-def _operand_tensors(placed: Placed) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for value in placed.arguments.values():
-        for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, QuantizedStorage):
-                found += [t for t in item.tensors() if t is not None]
-            elif isinstance(item, torch.Tensor):
-                found.append(item)
-    return found

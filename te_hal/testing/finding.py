@@ -15,6 +15,8 @@ class Kind(str, enum.Enum):
     OUTSIDE = "wrote outside its memory"
     CHANGED = "changed an operand that it may only read"
     UNSTEADY = "not the same bits when repeated"
+    SHARED = "a result in memory of another call"
+    STORED = "a result of other contents"
     THREADS = "wrong when two threads call it"
     STREAM = "stream ignored"
     LATE = "error of an earlier call"

@@ -41,6 +41,9 @@ def result_findings(schema: OpSchema, found: dict[str, Any], arguments: dict[str
             if output.when is None or arguments[output.when]:
                 findings.append(Finding(Kind.RESULT, f"result {output.name} is None"))
             continue
+        if _needs_grad(value):
+            got = "requires grad; results never do, te_hal's autograd is made around the ops"
+            findings.append(Finding(Kind.RESULT, f"{output.name} {got}"))
         shape = eval(shape_source(schema, output.shape, variant), {}, dict(arguments))  # noqa: S307 - the schema's
         dtype = output.dtype
         if isinstance(dtype, str):
@@ -55,6 +58,11 @@ def result_findings(schema: OpSchema, found: dict[str, Any], arguments: dict[str
             got = f"{tuple(value.shape)}, {held}, {value.device}"
             findings.append(Finding(Kind.RESULT, f"{output.name} is {got}; due is {tuple(shape)}, {dtype}, {device}"))
     return findings
+
+
+def _needs_grad(value: torch.Tensor | QuantizedStorage) -> bool:
+    tensors = value.tensors() if isinstance(value, QuantizedStorage) else (value,)
+    return any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def _flat(values: Any) -> list[Any]:  # noqa: ANN401

@@ -11,9 +11,11 @@ from te_hal.schema.block_scales import scale_grid
 from te_hal.schema.formats import ColumnwiseOrder, ScalingMode
 from te_hal.schema.nvfp4_layout import NVFP4_MODES
 from te_hal.schema.storage import QuantizedStorage
+from te_hal.testing.finding import Finding
 from te_hal.testing.oracles import nvfp4
 
 if TYPE_CHECKING:
+    from te_hal.testing.finding import Kind
     from te_hal.testing.oracles import cast
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -80,6 +82,22 @@ def _rows(shape: tuple[int, ...]) -> int:
     for size in shape[:-1]:
         rows *= size
     return rows
+
+
+def kept_of(found: dict[str, Any]) -> list[Part]:
+    """Copies of everything that a call gave, on the CPU."""
+    return [Part(p.label, p.tensor.clone()) for name, value in found.items() for p in parts(name, value)]
+
+
+def compared(first: list[Part], second: list[Part], kind: Kind) -> list[Finding]:
+    """A finding of a kind for every part that is not the same bits in two calls with the same operands."""
+    findings = []
+    for one, other in zip(first, second, strict=True):
+        fits = one.tensor.shape == other.tensor.shape and one.tensor.dtype == other.tensor.dtype
+        differ = not fits or unequal(one.tensor, other.tensor).any()
+        if differ:
+            findings.append(Finding(kind, f"{one.label} differs between two calls with the same operands"))
+    return findings
 
 
 def unequal(found: torch.Tensor, due: torch.Tensor) -> torch.Tensor:
