@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
+import os
 import re
 import shutil
 import subprocess
@@ -120,19 +121,56 @@ def test_every_entry_of_the_header_has_a_function_with_its_parameters():
         assert f".{entry.name} = mychip_{entry.name}," in FILES["csrc/entries.h"]
 
 
-def test_the_library_loads_and_supports_nothing(tmp_path):
-    native_stub.need()
-    if shutil.which("make") is None:
-        pytest.skip("no make")
-    folder = write_project(Project("mychip"), tmp_path)
+def make_library(folder, *, header=HEADER, flags="-O0 -Werror"):
+    """Run make lib; whether it had anything to do."""
+    library = folder / "te_hal_mychip/lib/libte_hal_mychip.so"
+    before = library.stat().st_mtime_ns if library.exists() else 0
     made = subprocess.run(
-        ["make", "-s", "lib", f"PYTHON={sys.executable}", f"INCLUDE={HEADER.parent}", "CFLAGS=-O0 -Werror"],  # noqa: S607
+        ["make", "-s", "lib", f"PYTHON={sys.executable}", f"INCLUDE={header.parent}", f"CFLAGS={flags}"],  # noqa: S607
         cwd=folder,
         capture_output=True,
         text=True,
         check=False,
     )
     assert made.returncode == 0, made.stderr
+    return library.stat().st_mtime_ns != before
+
+
+@pytest.fixture
+def folder(tmp_path):
+    native_stub.need()
+    if shutil.which("make") is None:
+        pytest.skip("no make")
+    return write_project(Project("mychip"), tmp_path)
+
+
+def test_the_library_is_made_again_for_another_command_or_header(folder, tmp_path):
+    header = Path(shutil.copy(HEADER, tmp_path / "te_hal.h"))
+    assert make_library(folder, header=header)
+    assert not make_library(folder, header=header)
+    assert make_library(folder, header=header, flags="-O0 -Werror -DOTHER='a b'")
+    now = (folder / "te_hal_mychip/lib/libte_hal_mychip.so").stat().st_mtime
+    os.utime(header, (now + 1, now + 1))
+    assert make_library(folder, header=header, flags="-O0 -Werror -DOTHER='a b'")
+
+
+def test_callers_of_a_shorter_header_are_answered(folder):
+    make_library(folder)
+    library = open_library(folder / "te_hal_mychip/lib/libte_hal_mychip.so")
+    ffi, lib = binding().ffi, binding().lib
+    info = ffi.new("te_hal_device_info *", {"struct_size": 12, "wave": 77})
+    assert lib.api_device_info(library.api, 0, info) == lib.TE_HAL_OK
+    assert (info.struct_size, info.multiprocessors, info.wave, ffi.string(info.name)) == (12, 1, 77, b"")
+    info.struct_size = 3
+    assert lib.api_device_info(library.api, 0, info) == lib.TE_HAL_INVALID_ARGUMENT
+    call = ffi.new("te_hal_call *", {"struct_size": 16, "op": lib.TE_HAL_OP_AMAX, "input_dtype": 99})
+    assert lib.api_supports(library.api, call) == lib.TE_HAL_UNSUPPORTED
+    call.struct_size = 4
+    assert lib.api_supports(library.api, call) == lib.TE_HAL_INVALID_ARGUMENT
+
+
+def test_the_library_loads_and_supports_nothing(folder):
+    make_library(folder)
     library = open_library(folder / "te_hal_mychip/lib/libte_hal_mychip.so")
     ffi, lib = binding().ffi, binding().lib
     assert (library.backend, library.device_count()) == ("mychip", 1)
