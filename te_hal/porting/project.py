@@ -49,15 +49,18 @@ class Project:
         """Refuse what no backend may be called.
 
         Raises:
-            ArgumentError: the name is no lower-case identifier, or a backend or a module has it; the device is none.
+            ArgumentError: the name is no lower-case identifier or a keyword, or a backend or a module has it; the
+                device is none.
         """
-        if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name) or self.name.endswith("_") or keyword.iskeyword(self.name):
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name) or self.name.endswith("_"):
             raise _refused(
                 "NAME",
                 repr(self.name),
                 "lower-case letters, digits and underscores, a letter first",
                 "choose such a name",
             )
+        if keyword.iskeyword(self.name):
+            raise _refused("NAME", f"{self.name}, a keyword of Python", "a name that is none", "choose another name")
         taken = sorted(backend.name for backend in list_backends())
         if self.name in taken:
             raise _refused("NAME", f"{self.name}, which is taken", f"any but {', '.join(taken)}", "choose another name")

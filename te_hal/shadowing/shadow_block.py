@@ -194,12 +194,14 @@ def shadow(
         folder: where the inputs of the first one are saved, for ``te-hal replay``.
 
     Raises:
-        ArgumentError: a number out of range, or another word for ``on_difference``.
+        ArgumentError: a number out of range, another word for ``on_difference``, or one backend on both sides.
     """
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise _refused("every", every, "an integer from 1")
     if isinstance(sample, bool) or not isinstance(sample, (int, float)) or not 0 < sample <= 1:
         raise _refused("sample", sample, "a number above 0, up to 1")
+    if backend is not None and backend == reference:
+        raise _refused("reference", reference, f"a backend other than {backend!r}, which it is to be held against")
     if on_difference not in ("report", "raise"):
         raise _refused("on_difference", on_difference, "'report', 'raise'")
     return Shadow(

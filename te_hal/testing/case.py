@@ -64,17 +64,22 @@ class Case:
         """The case of an id, whether or not it is among those that :func:`cases` gives; of any shape and number.
 
         Raises:
-            ArgumentError: no op, axis or value of that name, or together no call that the op takes.
+            ArgumentError: no op, axis or value of that name, an axis twice, or together no call that the op takes.
         """
         op, _, rest = text.partition(":")
         if op not in SCHEMAS:
             raise ArgumentError("case", got=repr(text), accepted=f"an op: {', '.join(SCHEMAS)}", todo="copy a whole id")
         axes, words = _axes(op), everyday(op)
+        given: set[str] = set()
         for item in rest.split(",") if rest not in ("", _EVERYDAY) else []:
             axis, _, word = item.partition("=")
             if not takes(SCHEMAS[op], axis, word):
                 accepted = f"{axis}=, one of {', '.join(axes[axis])}" if axis in axes else f"an axis: {', '.join(axes)}"
                 raise ArgumentError(f"case of {op}", got=repr(item), accepted=accepted, todo="copy a whole id")
+            if axis in given:
+                got = f"{axis} twice in {text!r}"
+                raise ArgumentError(f"case of {op}", got=got, accepted="each axis once", todo="leave one out")
+            given.add(axis)
             words[axis] = word
         if not is_valid(SCHEMAS[op], words):
             raise ArgumentError(

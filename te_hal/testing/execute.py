@@ -108,15 +108,17 @@ def _refused(tested: Tested, case: Case, answer: Support) -> Outcome:
 
 
 def _ended(
-    tested: Tested, case: Case, findings: list[Finding], error: float | None = None, *, watched: bool = False
+    tested: Tested, case: Case, findings: list[Finding], error: float | None = None, *, watched: bool | None = None
 ) -> Outcome:
+    """The outcome; ``watched`` is None where the first call gave no results."""
     entries = tested.lists.expected_failures(case)
     if findings and entries:
         status, reason = Status.EXPECTED, entries[0].reason
     else:
         status, reason = (Status.FAILED if findings else Status.PASSED), ""
     names = tuple(entry.name for entry in entries)
-    return Outcome(case.id, case.op, status, tuple(findings), reason, error, watched, names)
+    returned = watched is not None
+    return Outcome(case.id, case.op, status, tuple(findings), reason, error, bool(watched), returned, names)
 
 
 def _run(tested: Tested, case: Case, placed: Placed, kernel: Kernel) -> Outcome:

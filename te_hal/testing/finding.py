@@ -68,6 +68,7 @@ class Outcome:
         reason: of a status that is neither passed nor failed.
         error: the result's distance from what is due, as a share of what the contract allows; None where bytes count.
         watched: whether every result lay in memory with sentinels around it.
+        returned: whether the first call gave results.
         listed: positions in unsupported.toml or xfail.toml of the entries that hold for the case.
     """
 
@@ -78,4 +79,5 @@ class Outcome:
     reason: str = ""
     error: float | None = None
     watched: bool = False
+    returned: bool = False
     listed: tuple[str, ...] = field(default=())

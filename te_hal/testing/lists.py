@@ -9,7 +9,9 @@ from importlib import import_module, metadata, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from te_hal.schema.catalog import SCHEMAS
 from te_hal.schema.errors import ArgumentError, StateError
+from te_hal.testing.axes import axes_of
 from te_hal.testing.finding import Status
 
 if TYPE_CHECKING:
@@ -88,7 +90,8 @@ class Lists:
         """The lists in the package that a backend's entry point names; none of a backend without entry point.
 
         Raises:
-            ArgumentError: a list is no TOML, or an entry lacks its op or reason, or has a field that nobody reads.
+            ArgumentError: a list is no TOML, or an entry lacks its op or reason, has a field that nobody reads, or is
+                of an op or an axis that there is not.
             StateError: Python 3.10 without tomli, and there is a list to read.
         """
         points = [point for point in metadata.entry_points(group=_GROUP) if point.name == backend]
@@ -132,7 +135,27 @@ def _entry(name: str, table: dict[str, Any]) -> Entry:
             raise _wrong(name, f"{key} = {value!r}", ", ".join(f"{k} ({t.__name__})" for k, t in _FIELDS.items()))
     if not table.get("op") or not table.get("reason", "").strip():
         raise _wrong(name, f"an entry with {', '.join(table) or 'nothing'}", "an entry with op and reason")
-    return Entry(name=name, **table)
+    entry = Entry(name=name, **table)
+    _check_names(entry)
+    return entry
+
+
+def _check_names(entry: Entry) -> None:
+    """Refuse an entry that can hold for no case: of an op or an axis that there is not, or of no regular expression."""
+    try:
+        ops = [op for op in SCHEMAS if re.fullmatch(entry.op, op)]
+        for axis, words in entry.where.items():
+            if not isinstance(words, str):
+                raise _wrong(entry.name, f"where {axis} = {words!r}", "a regular expression, as text")
+            re.compile(words)
+    except re.error as error:
+        raise _wrong(entry.name, f"an expression that is none: {error}", "regular expressions") from error
+    if not ops:
+        raise _wrong(entry.name, f"op = {entry.op!r}, which no op matches whole", ", ".join(SCHEMAS))
+    for axis in entry.where:
+        axes = {known: None for op in ops for known in axes_of(SCHEMAS[op])}
+        if axis not in axes:
+            raise _wrong(entry.name, f"axis {axis}, which {entry.op} lacks", ", ".join(axes))
 
 
 def _parse(path: Traversable | Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from te_hal.ffi.native import native_of
 from te_hal.schema.catalog import SCHEMAS
 from te_hal.schema.errors import ArgumentError, TeHalError
 from te_hal.testing.case import Case, cases
@@ -35,6 +36,7 @@ class Session:
         outcomes: one per case.
         stale: entries of the lists that nothing bears out; asked after a full run alone.
         seconds: how long it took.
+        allocates: whether the backend makes memory by a way of its own: it names an allocator or runs a kernel library.
     """
 
     subject: Subject
@@ -42,6 +44,7 @@ class Session:
     outcomes: tuple[Outcome, ...]
     stale: tuple[str, ...]
     seconds: float
+    allocates: bool = False
 
     @property
     def clean(self) -> bool:
@@ -134,4 +137,5 @@ def conformance(
     tier = ("quick" if quick else "full") if whole else "chosen"
     stale = tested.lists.stale(outcomes) if tier == "full" else []
     at = replace(subject, device=str(tested.device))
-    return Session(at, tier, tuple(outcomes), tuple(stale), time.monotonic() - begun)
+    allocates = tested.backend.allocator is not None or native_of(tested.backend.name) is not None
+    return Session(at, tier, tuple(outcomes), tuple(stale), time.monotonic() - begun, allocates)

@@ -39,7 +39,8 @@ class Subject:
 
         Raises:
             BackendNotFoundError, BackendUnavailableError: there is none of that name that works here.
-            ArgumentError: the factory cannot be found, or a list is wrong.
+            ArgumentError: the factory or the folder of lists cannot be found, a list is wrong, or the device is none
+                that torch can use here and the backend serves.
         """
         if self.factory and self.backend not in {known.name for known in list_backends()}:
             register_backend(_made_by(self.factory))
@@ -49,8 +50,8 @@ class Subject:
             raise StateError(
                 "te_hal.testing", got=self.backend, accepted="a usable backend", todo="see `te-hal backends`"
             )
-        lists = Lists.in_folder(Path(self.lists)) if self.lists else Lists.of(self.backend)
-        return Tested.of(backend, torch.device(self.device or _device_of(backend)), lists)
+        lists = Lists.in_folder(_folder(self.lists)) if self.lists else Lists.of(self.backend)
+        return Tested.of(backend, _usable_device(self.device or _device_of(backend), backend), lists)
 
 
 def _made_by(factory: str) -> Backend:
@@ -65,6 +66,32 @@ def _made_by(factory: str) -> Backend:
             todo="correct it",
         ) from error
     return made
+
+
+def _folder(name: str) -> Path:
+    folder = Path(name)
+    if not folder.is_dir():
+        raise ArgumentError(
+            "lists", got=f"{name!r}, no folder", accepted="a folder that is there", todo="make it, or leave it out"
+        )
+    return folder
+
+
+def _usable_device(name: str, backend: Backend) -> torch.device:
+    """The device of that name, once torch has made a tensor there."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    # torch asserts that it was built for a device type.
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        got = f"{name!r}, of which torch says: {str(error).partition(chr(10))[0]}"
+        accepted = "a device that this torch can use, such as cpu"
+        raise ArgumentError("device", got=got, accepted=accepted, todo="name another one") from error
+    if device.type == "meta" or not backend.takes(device.type):
+        served = ", ".join(sorted(backend.serves - {ANY_DEVICE})) or "any with data"
+        accepted = f"a device that backend {backend.name} serves: {served}"
+        raise ArgumentError("device", got=repr(name), accepted=accepted, todo="name another one")
+    return device
 
 
 def _device_of(backend: Backend) -> str:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from te_hal.cli.app import app
@@ -64,6 +65,10 @@ def test_what_fails_ends_with_code_1():
         (("--backend", "null", "--case", "amax:shape=13x37", "--op", "gemm"), "got --op beside it"),
         (("--backend", "null", "--case", "amax:shape=13x37", "--quick"), "got --quick beside it"),
         (("--backend", "null", "--mode", "perf", "--op", "relu"), "name at least one op"),
+        (("--backend", "null", "--case", "amax:shape=1,shape=13x37", "-j", "0"), "got shape twice"),
+        (("--backend", "null", "--device", "foo", "-j", "0"), "got 'foo', of which torch says"),
+        (("--backend", "null", "--device", "meta", "-j", "0"), "a device that backend null serves"),
+        (("--backend", "null", "--lists", "/no/such/folder", "-j", "0"), "got '/no/such/folder', no folder"),
     ],
     ids=[
         "backend",
@@ -77,12 +82,29 @@ def test_what_fails_ends_with_code_1():
         "case_op",
         "case_quick",
         "mode_op",
+        "case_axis",
+        "device",
+        "device_without_data",
+        "lists",
     ],
 )
 def test_what_cannot_be_run_is_refused_with_code_2(arguments, words):
     ended = run(*arguments)
     assert ended.exit_code == 2
     assert words in ended.output
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a device that torch lacks here")
+def test_a_device_that_torch_was_not_built_for_is_refused_in_one_sentence():
+    ended = run("--backend", "null", "--device", "cuda", "--op", "amax", "-j", "0")
+    assert ended.exit_code == 2
+    assert "te-hal: device: got 'cuda', of which torch says" in ended.output
+    assert ended.output.count("\n") == 1
+
+
+def test_a_backend_in_plain_torch_is_not_said_to_allocate_on_its_own():
+    ended = run("--backend", "null", "--case", "amax:values=any_bits", "-j", "0")
+    assert "memory that the kit did not make" not in ended.output
 
 
 def test_mode_grad_holds_backward_ops_against_slopes():

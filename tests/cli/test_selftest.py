@@ -65,6 +65,23 @@ def test_a_kernel_that_is_wrong_or_fails_is_a_failed_check():
     assert any("RuntimeError: the board is on fire" in check.detail for check in checks)
 
 
+@pytest.mark.usefixtures("_emulator")
+def test_an_op_that_the_backend_lacks_is_skipped_by_name():
+    source = registry.tables().backends["musa_emulator"]
+    tested = stub("skeleton", kernels={"amax": source.kernels["amax"]})
+
+    def run(op: str, operands: tuple, flags: dict) -> object:
+        return source.kernels[op](*operands, **flags)
+
+    library = native_of("musa_emulator").library
+    checks = list(Selftest(tested, run, library, torch.device("cpu"), 0).checks())
+    said = {check.name: check.detail for check in checks if check.skipped}
+    assert said["gemm"] == "has no kernel for gemm"
+    assert said["division"] == "has no kernel for compute_scale"
+    assert all(check.passed for check in checks)
+    assert "amax" not in said
+
+
 def test_a_backend_without_a_kernel_library_is_refused(command_line):
     done = command_line.call("selftest", "--backend", "cpu_reference")
     assert done.exit_code == 2

@@ -192,7 +192,7 @@ BAD = {
     "a_path": (Project("../chip"), "lower-case letters"),
     "empty": (Project(""), "lower-case letters"),
     "not_ascii": (Project("chíp"), "lower-case letters"),
-    "a_keyword": (Project("class"), "lower-case letters"),
+    "a_keyword": (Project("class"), "class, a keyword of Python"),
     "a_backend_has_it": (Project("cpu_reference"), "taken"),
     "a_module_has_it": (Project("there"), "installed already"),
     "no_device": (Project("mychip", "my chip"), "device type"),

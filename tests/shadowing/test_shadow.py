@@ -185,12 +185,12 @@ def test_nothing_is_compared_after_the_block() -> None:
 
 
 def test_the_report_has_counts_and_cost() -> None:
-    with te_hal.shadow("cpu_reference") as shadow:
+    with te_hal.shadow() as shadow:
         ops.amax(torch.ones(4))
         inside = shadow.report()
     for text in (inside, shadow.report()):
         first, counts, cost, *_ = text.splitlines()
-        assert first == "te_hal.shadow: cpu_reference beside cpu_reference"
+        assert first == "te_hal.shadow: the backend in force beside cpu_reference"
         assert counts == "1 of 1 op calls compared, 0 outside their contracts"
         assert cost.startswith("cost ")
     assert 0 < shadow.cost.seconds < shadow.cost.seconds_in_block
@@ -213,6 +213,7 @@ def test_operands_written_in_place_are_compared_and_written_once() -> None:
         ({"sample": 0.0}, "above 0"),
         ({"sample": 2}, "up to 1"),
         ({"on_difference": "shout"}, "'raise'"),
+        ({"backend": "cpu_reference"}, "other than 'cpu_reference'"),
     ],
 )
 def test_options_out_of_range_are_refused(given, names) -> None:

@@ -12,7 +12,7 @@ from faulty_backends import faulty
 
 from te_hal.ffi.devices import HOST
 from te_hal.ffi.native import Native
-from te_hal.testing import Case, Kind, Lists, Status, Subject, Tested, run_case
+from te_hal.testing import Case, Kind, Lists, Session, Status, Subject, Tested, describe, run_case
 
 CPU = torch.device("cpu")
 SPARE = 8
@@ -55,6 +55,27 @@ def test_a_sound_backend_passes_and_has_its_allocator_back():
     outcome = run_case(Tested(backend, CPU, Lists()), Case.of("amax:everyday"))
     assert (outcome.status, outcome.watched) == (Status.PASSED, True)
     assert allocator.empty is by_numpy
+
+
+def past_torch(input, *, out=None):
+    found = by_numpy((1,), torch.float32, "cpu") if out is None else out
+    return found.copy_(input.float().abs().max())
+
+
+def fails(input, *, out=None):  # noqa: ARG001 - the signature of the op
+    raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("kernel", "allocates", "is_said"),
+    [(past_torch, True, True), (past_torch, False, False), (fails, True, False)],
+    ids=["results", "plain_torch", "no_results"],
+)
+def test_unwatched_results_are_counted_where_a_backend_allocates_on_its_own(kernel, allocates, is_said):
+    tested = Tested(faulty("amax", lambda right: kernel), CPU, Lists())  # noqa: ARG005
+    outcomes = (run_case(tested, Case.of("amax:everyday")),)
+    text = describe(Session(Subject("faulty", "cpu"), "chosen", outcomes, (), 0.0, allocates))
+    assert ("1 of 1 cases wrote results into memory" in text) is is_said
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,13 @@ import contextlib
 
 import pytest
 import torch
-from faulty_backends import FAULTS, REFERENCE, faulty, same
+from faulty_backends import FAULTS as OTHERS
+from faulty_backends import REFERENCE, faulty, same
+from keeping_backends import KEEPING
 
 from te_hal.testing import Case, Kind, Lists, Session, Status, Subject, Tested, cases, describe, run_case
 
+FAULTS = OTHERS | KEEPING
 CPU = torch.device("cpu")
 STREAM_CASE = "amax:shape=13x37,run=streams"
 

@@ -70,6 +70,11 @@ def test_a_refusal_at_run_time_is_no_refusal_that_a_list_excuses(tmp_path):
         ('[[unsupported]]\nop = 7\nreason = "x"\n', "op = 7"),
         ('[[xfail]]\nop = "amax"\nreason = "x"\n', "got xfail"),
         ("[[unsupported]\n", "no TOML"),
+        ('[[unsupported]]\nop = "amaxx"\nreason = "x"\n', "op = 'amaxx', which no op matches whole"),
+        ('[[unsupported]]\nop = "am(ax"\nreason = "x"\n', "an expression that is none"),
+        ('[[unsupported]]\nop = "amax"\nwhere = { msk = "bool" }\nreason = "x"\n', "axis msk, which amax lacks"),
+        ('[[unsupported]]\nop = "amax"\nwhere = { shape = "(" }\nreason = "x"\n', "an expression that is none"),
+        ('[[unsupported]]\nop = "amax"\nwhere = { shape = 1 }\nreason = "x"\n', "a regular expression, as text"),
     ],
 )
 def test_a_list_that_is_wrong_is_refused(tmp_path, text, words):
