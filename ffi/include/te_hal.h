@@ -19,7 +19,8 @@
  *   size      int64_t, 0 or more. Work without elements launches nothing, except to write a result that exists all
  *             the same (an amax, a scale_inv). Products of sizes must stay below 2^60.
  *   code      int32_t, from the enums below. A value that is not listed is refused.
- *   number    double, rounded to fp32 once by the library.
+ *   number    double, rounded to fp32 once by the library. What the entry says of it holds of the rounded one. NaN is
+ *             refused.
  *   flags     uint32_t, TE_HAL_FLAG_* added up. A flag that the entry does not list is refused.
  *   workspace Scratch memory of at least workspace_bytes(...) bytes, multiple of 16 in address. Its content does not
  *             matter before and after; two calls that may run at the same time need one each. 0 if none is needed.
@@ -256,12 +257,14 @@ typedef struct te_hal_api {
     int32_t (*select_fp8_encoder)(int32_t instruction, int64_t *mismatches, uintptr_t stream);
 
     /* TE_HAL_OK if the described call would be carried out, TE_HAL_UNSUPPORTED (with the sentence that a user should
-       see) if not, TE_HAL_INVALID_ARGUMENT if the description makes no sense. An op called with what was answered
+       see) if not, TE_HAL_INVALID_ARGUMENT if the description makes no sense (a kind or an output_mode for an op that
+       has none among it), TE_HAL_SIZE_OVERFLOW if its sizes multiply to too much. An op called with what was answered
        TE_HAL_OK does not return TE_HAL_UNSUPPORTED. Host side only; the answer may be cached. */
     int32_t (*supports)(const te_hal_call *call);
 
-    /* Bytes of workspace for an op: te_hal_op, what te_hal_call has as kind, input_dtype, output_mode, rows and cols
-       (gemm: 0). Negative for codes or sizes that make no sense. Host side only; may be cached. */
+    /* Bytes of workspace for an op: te_hal_op, what te_hal_call has as kind, input_dtype, output_mode, rows and cols.
+       gemm: kind is the layout, rows and cols are those of `out`, input_dtype and output_mode are 0. Negative for codes
+       or sizes that make no sense. Host side only; may be cached. */
     int64_t (*workspace_bytes)(int32_t op, int32_t kind, int32_t input_dtype, int32_t output_mode, int64_t rows,
                                int64_t cols);
 
@@ -291,7 +294,7 @@ typedef struct te_hal_api {
 
     /* amax, compute_scale and quantize in one: current scaling (A1, S1-S4, C1-C5). As quantize, but
        scale, amax           (optional)            fp32 [1], overwritten with what was found
-       epsilon                                     floor of amax (S1)
+       epsilon                                     floor of amax (S1), 0 or more, finite
        flags                                       TE_HAL_FLAG_POWER_OF_2
        workspace                                   op QUANTIZE, mode TENSOR_CURRENT */
     int32_t (*quantize_current)(uintptr_t input, int32_t input_dtype, int64_t rows, int64_t cols, uintptr_t scale,
@@ -306,7 +309,7 @@ typedef struct te_hal_api {
        MTFP8: scale_inv is max(amax, 1e-15) * (1 / fp8_max); codes are those of input / scale_inv, one division (T2).
        mode                                        TE_HAL_MODE_BLOCK_1X128, _BLOCK_128X128, _MXFP8, _MTFP8_1X128 or
                                                    _MTFP8_128X128
-       epsilon                                     floor of amax; 0 for MXFP8 and MTFP8
+       epsilon                                     floor of amax, 0 or more, finite; 0 for MXFP8 and MTFP8
        flags                                       TE_HAL_FLAG_POWER_OF_2 (for the first two modes alone)
        rowwise_data, columnwise_data (optional)    as in quantize
        ..._scale_inv                               given exactly if the copy is: fp32, or E8M0 bytes for MXFP8. The
@@ -341,9 +344,9 @@ typedef struct te_hal_api {
                     uintptr_t workspace, int64_t workspace_size, uintptr_t stream);
 
     /* scale[i] from amax[i] for i < count (S1-S4), and scale_inv[i] = 1 / scale[i]. `scale` may be `amax`.
-       fp8_max                                     largest finite magnitude of the format, above 0
-       epsilon                                     floor of amax, 0 or more
-       value_for_inf                               what an overflowing quotient becomes
+       fp8_max                                     largest finite magnitude of the format, above 0, finite
+       epsilon                                     floor of amax, 0 or more, finite
+       value_for_inf                               what an overflowing quotient becomes; above 0, finite
        flags                                       TE_HAL_FLAG_POWER_OF_2
        scale_inv             (optional)            fp32 [count] */
     int32_t (*compute_scale)(uintptr_t amax, uintptr_t scale, uintptr_t scale_inv, int64_t count, double fp8_max,
@@ -353,15 +356,16 @@ typedef struct te_hal_api {
        amax_history                                fp32 [length, count]; row 0 is the running amax
        scale                                       fp32 [count]
        reduced_amax          (optional)            fp32 [count]; may be row 0 of amax_history
-       fp8_max                                     largest finite magnitude of the format, above 0
-       margin                                      the scale is divided by 2^margin
+       fp8_max                                     largest finite magnitude of the format, above 0, finite
+       margin                                      -100 to 100; the scale is divided by 2^margin
        algo                                        te_hal_amax_algo */
     int32_t (*update_delayed_scale)(uintptr_t amax_history, uintptr_t scale, uintptr_t reduced_amax, int64_t length,
                                     int64_t count, double fp8_max, int32_t margin, int32_t algo, uintptr_t stream);
 
     /* update_delayed_scale for `groups` histories at once, each with its own shape and format. The arrays are in host
        memory, `groups` long, and read before the call returns.
-       reduced_amaxes        (optional)            NULL: none of the groups has one; single ones may be 0 */
+       reduced_amaxes        (optional)            NULL: none of the groups has one; single ones may be 0
+       What one group writes must not overlap what another one reads or writes. */
     int32_t (*update_delayed_scales)(int32_t groups, const uintptr_t *amax_histories, const uintptr_t *scales,
                                      const uintptr_t *reduced_amaxes, const int64_t *lengths, const int64_t *counts,
                                      const double *fp8_maxima, int32_t margin, int32_t algo, uintptr_t stream);
@@ -373,10 +377,10 @@ typedef struct te_hal_api {
        a_copy, b_copy                              te_hal_copy; TE_HAL_COPY_ROWWISE for plain operands
        a_mode, b_mode                              TE_HAL_MODE_NONE for plain operands
        ..._scale_inv                               given exactly if the operand is quantized, with strides as in
-                                                   quantize_blocks (0 for per-tensor modes). NVFP4's are as in
-                                                   quantize_nvfp4, with strides 0; a transformed copy is read as it is,
-                                                   and goes with another one
-       bias                  (optional)            [n], TE_HAL_LAYOUT_FPROP only
+                                                   quantize_blocks (0 for per-tensor modes and plain operands).
+                                                   NVFP4's are as in quantize_nvfp4, with strides 0; a transformed copy
+                                                   is read as it is, and goes with another one
+       bias                  (optional)            [n], TE_HAL_LAYOUT_FPROP only; bias_dtype is 0 without it
        out                                         fp32, fp16 or bf16
        flags                                       TE_HAL_FLAG_ACCUMULATE: add to what `out` holds
        workspace                                   op GEMM with kind layout, rows and cols those of `out` */
@@ -400,7 +404,7 @@ typedef struct te_hal_api {
        bias                                        [cols], beta; 0 for TE_HAL_RMSNORM
        mean                                        fp32 [rows]; 0 for TE_HAL_RMSNORM
        rstd                                        fp32 [rows]
-       epsilon                                     0 or more
+       epsilon                                     0 or more, finite
        flags                                       TE_HAL_FLAG_ZERO_CENTERED_GAMMA
        output                                      [rows, cols], fp32, fp16 or bf16 */
     int32_t (*norm_fwd)(int32_t norm, uintptr_t input, int32_t input_dtype, int64_t rows, int64_t cols,
@@ -419,8 +423,10 @@ typedef struct te_hal_api {
     /* ---- softmax ---- */
 
     /* Scaled, masked softmax over the last dimension of [outer, inner, queries, keys] (X1-X3).
+       scale                                       any number, infinite ones included
        mask                  (optional)            bytes, not 0 hides; element (o, i, q, k) lies at the sum of index
-                                                   times stride over the four strides, in bytes; a stride may be 0
+                                                   times stride over the four strides, in bytes; a stride may be 0,
+                                                   and is without a mask
        causal                                      te_hal_causal
        window_left, window_right                   keys visible left and right of the diagonal; -1: all */
     int32_t (*softmax_fwd)(uintptr_t input, int32_t input_dtype, int64_t outer, int64_t inner, int64_t queries,
@@ -441,7 +447,7 @@ typedef struct te_hal_api {
     /* An activation function, computed in fp32, rounded once (V1-V3).
        activation                                  te_hal_activation
        input                                       [rows, cols], gated kinds [rows, 2 * cols]
-       limit, alpha, offset                        TE_HAL_CLAMPED_SWIGLU only, otherwise 0
+       limit, alpha, offset                        TE_HAL_CLAMPED_SWIGLU only, otherwise 0; any numbers (V3)
        output                                      [rows, cols], fp32, fp16 or bf16 */
     int32_t (*activation_fwd)(int32_t activation, uintptr_t input, int32_t input_dtype, int64_t rows, int64_t cols,
                               double limit, double alpha, double offset, uintptr_t output, int32_t output_dtype,

@@ -97,9 +97,9 @@ inline int32_t compute_scale(uintptr_t amax, uintptr_t scale, uintptr_t scale_in
     Arguments arguments("compute_scale");
     arguments.size("count", count)
         .product("count", count, 1)
-        .require(fp8_max > 0.0, "fp8_max is not above 0")
-        .number("epsilon", epsilon, 0.0)
-        .require(value_for_inf == value_for_inf, "value_for_inf is NaN")
+        .above_zero("fp8_max", fp8_max)
+        .at_least_zero("epsilon", epsilon)
+        .above_zero("value_for_inf", value_for_inf)
         .flags(flags, TE_HAL_FLAG_POWER_OF_2)
         .writes("scale", scale, count, 4)
         .writes_optional("scale_inv", scale_inv, count, 4);

@@ -76,7 +76,7 @@ inline int32_t check_block_request(const BlockRequest& request) {
         .code("mode", request.mode, TE_HAL_MODE_BLOCK_1X128, TE_HAL_MODE_MTFP8_128X128)
         .require(!is_nvfp4(request.mode), "mode is one of NVFP4; accepted by quantize_nvfp4")
         .code("columnwise_order", request.columnwise_order, TE_HAL_ORDER_TRANSPOSED, TE_HAL_ORDER_SAME)
-        .number("epsilon", request.epsilon, 0.0)
+        .at_least_zero("epsilon", request.epsilon)
         .flags(request.flags, has_rule ? static_cast<uint32_t>(TE_HAL_FLAG_POWER_OF_2) : 0u)
         .require(has_rule || request.epsilon == 0.0, "epsilon is not 0, as MXFP8 and MTFP8 have it")
         .require(elements == 0 || request.rowwise.data != 0 || request.columnwise.data != 0,
@@ -194,6 +194,8 @@ inline int32_t dequantize(uintptr_t data, int32_t data_dtype, int64_t rows, int6
         .require(!is_nvfp4(mode), "mode is one of NVFP4; accepted by dequantize_nvfp4")
         .reads("data", data, elements, 1)
         .writes("output", output, elements, bytes_of_dtype(output_dtype));
+    arguments.require(!per_tensor || (scale_row_stride == 0 && scale_col_stride == 0),
+                      "one scale has no strides; accepted: 0 and 0");
     if (!per_tensor) check_scale_strides(arguments, shape, rows, cols, scale_row_stride, scale_col_stride);
     const int64_t extent =
         per_tensor ? elements != 0 : scale_extent(shape, rows, cols, scale_row_stride, scale_col_stride);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../library/arguments.h"
+#include "../library/group_memory.h"
 #include "../library/launch.h"
 #include "reduce.muh"
 #include "scale_rule.muh"
@@ -83,12 +84,17 @@ TE_KERNEL update_delayed_columns(DelayedGroups all, bool most_recent) {
 
 // fp8_max * 2^-margin, held to the range of fp32 (D3).
 inline float scaled_maximum(double fp8_max, int32_t margin) {
-    int64_t exponent = -static_cast<int64_t>(margin);
-    if (exponent > 256) exponent = 256;
-    if (exponent < -4096) exponent = -4096;
-    const double scaled = ldexp(fp8_max, static_cast<int>(exponent));
+    const double scaled = ldexp(fp8_max, -margin);
     return static_cast<float>(scaled < static_cast<double>(kLargestFloat) ? scaled
                                                                           : static_cast<double>(kLargestFloat));
+}
+
+// Beyond, fp8_max / 2^margin leaves the normal range of fp32.
+constexpr int32_t kLargestMargin = 100;
+
+inline void check_rule(Arguments& arguments, int32_t margin, int32_t algo) {
+    arguments.between("margin", margin, -kLargestMargin, kLargestMargin)
+        .code("algo", algo, TE_HAL_AMAX_MAX, TE_HAL_AMAX_MOST_RECENT);
 }
 
 inline void check_delayed_group(Arguments& arguments, uintptr_t history, uintptr_t scale, uintptr_t reduced_amax,
@@ -96,7 +102,7 @@ inline void check_delayed_group(Arguments& arguments, uintptr_t history, uintptr
     arguments.at_least("length", length, 1)
         .size("count", count)
         .product("length * count", length, count)
-        .require(fp8_max > 0.0, "fp8_max is not above 0")
+        .above_zero("fp8_max", fp8_max)
         .writes("amax_history", history, elements_of(length, count), 4)
         .writes("scale", scale, count, 4);
     if (reduced_amax != history) arguments.reads_optional("reduced_amax", reduced_amax, count, 4);
@@ -116,8 +122,8 @@ inline int32_t update_delayed_scales(int32_t groups, const uintptr_t* amax_histo
     Arguments arrays("update_delayed_scales");
     const bool given = amax_histories != nullptr && scales != nullptr && lengths != nullptr && counts != nullptr &&
                        fp8_maxima != nullptr;
+    check_rule(arrays, margin, algo);
     int32_t status = arrays.size("groups", groups)
-                         .code("algo", algo, TE_HAL_AMAX_MAX, TE_HAL_AMAX_MOST_RECENT)
                          .require(groups == 0 || given, "an array is null; only reduced_amaxes may be")
                          .status();
     const auto reduced = [&](int i) { return reduced_amaxes == nullptr ? 0 : reduced_amaxes[i]; };
@@ -125,6 +131,17 @@ inline int32_t update_delayed_scales(int32_t groups, const uintptr_t* amax_histo
         Arguments arguments("update_delayed_scales");
         check_delayed_group(arguments, amax_histories[i], scales[i], reduced(i), lengths[i], counts[i], fp8_maxima[i]);
         status = arguments.status();
+    }
+    if (status == TE_HAL_OK && groups > 1) {
+        GroupMemory memory(groups);
+        for (int i = 0; i < groups; ++i) {
+            memory.writes("amax_history", i, amax_histories[i], elements_of(lengths[i], counts[i]) * 4);
+            memory.writes("scale", i, scales[i], counts[i] * 4);
+            if (reduced(i) != 0 && reduced(i) != amax_histories[i]) {
+                memory.reads("reduced_amax", i, reduced(i), counts[i] * 4);
+            }
+        }
+        status = memory.status();
     }
     for (int first = 0; first < groups && status == TE_HAL_OK; first += kMostGroups) {
         DelayedGroups all = {};
@@ -145,7 +162,8 @@ inline int32_t update_delayed_scale(uintptr_t amax_history, uintptr_t scale, uin
                                     int64_t count, double fp8_max, int32_t margin, int32_t algo, uintptr_t stream) {
     Arguments arguments("update_delayed_scale");
     check_delayed_group(arguments, amax_history, scale, reduced_amax, length, count, fp8_max);
-    const int32_t status = arguments.code("algo", algo, TE_HAL_AMAX_MAX, TE_HAL_AMAX_MOST_RECENT).status();
+    check_rule(arguments, margin, algo);
+    const int32_t status = arguments.status();
     if (status != TE_HAL_OK || count == 0) return status;
     DelayedGroups all = {};
     all.groups[0] = {

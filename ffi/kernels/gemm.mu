@@ -173,6 +173,7 @@ inline int32_t gemm(int32_t layout, int64_t m, int64_t n, int64_t k, uintptr_t a
         .plain_dtype("out_dtype", out_dtype)
         .flags(flags, TE_HAL_FLAG_ACCUMULATE)
         .require(bias == 0 || layout == TE_HAL_LAYOUT_FPROP, "bias is given; accepted with TE_HAL_LAYOUT_FPROP only");
+    arguments.require(bias != 0 || bias_dtype == TE_HAL_NO_DTYPE, "bias is null; accepted with bias_dtype 0 only");
     if (bias != 0) arguments.plain_dtype("bias_dtype", bias_dtype).reads("bias", bias, n, bytes_of_dtype(bias_dtype));
     const OperandRequest first = {"a",
                                   layout == TE_HAL_LAYOUT_FPROP ? Extent{m, k} : Extent{m, n},

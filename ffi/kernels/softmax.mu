@@ -163,7 +163,7 @@ inline int32_t softmax_fwd(uintptr_t input, int32_t input_dtype, int64_t outer, 
         .product("outer * inner", outer, inner);
     check_band(arguments, band, batches);
     check_mask(arguments, masked);
-    const int32_t status = arguments.number("scale", scale, -HUGE_VAL)
+    const int32_t status = arguments.not_nan("scale", scale)
                                .reads("input", input, elements_of(rows, keys), bytes_of_dtype(input_dtype))
                                .writes("output", output, elements_of(rows, keys), bytes_of_dtype(output_dtype))
                                .status();

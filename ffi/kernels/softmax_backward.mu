@@ -76,7 +76,7 @@ inline int32_t softmax_bwd(uintptr_t grad_output, int32_t grad_dtype, uintptr_t 
     Arguments arguments("softmax_bwd");
     arguments.plain_dtype("grad_dtype", grad_dtype).plain_dtype("output_dtype", output_dtype).size("batches", batches);
     check_band(arguments, band, batches);
-    const int32_t status = arguments.number("scale", scale, -HUGE_VAL)
+    const int32_t status = arguments.not_nan("scale", scale)
                                .reads("grad_output", grad_output, elements, bytes_of_dtype(grad_dtype))
                                .reads("output", output, elements, bytes_of_dtype(output_dtype))
                                .writes("grad_input", grad_input, elements, bytes_of_dtype(grad_dtype))

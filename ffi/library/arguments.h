@@ -18,6 +18,10 @@ inline int64_t elements_of(int64_t a, int64_t b) {
 constexpr uintptr_t kFirstAddress = 4096;
 constexpr uintptr_t kEndOfAddresses = uintptr_t{1} << 57;
 
+// Rounded to fp32, a number of at least the first becomes infinity, and one of at most the second becomes 0.
+constexpr double kInfiniteInFloat = 3.4028235677973366e38;  // 2^128 - 2^103
+constexpr double kZeroInFloat = 7.006492321624085e-46;      // 2^-150
+
 class Arguments {
   public:
     // `entry` names the entry in this thread's errors from here on.
@@ -62,10 +66,28 @@ class Arguments {
         }
         return *this;
     }
-    // A number that must not be NaN and not be below `least`.
-    Arguments& number(const char* name, double value, double least) {
-        if (!(value >= least)) {
-            refuse(TE_HAL_INVALID_ARGUMENT, "%s is %g; accepted: %g or more", name, value, least);
+    // Numbers as fp32 has them. Not NaN, not below 0, and finite.
+    Arguments& at_least_zero(const char* name, double value) {
+        if (!(value >= 0.0 && value < kInfiniteInFloat)) {
+            refuse(TE_HAL_INVALID_ARGUMENT, "%s is %g; accepted: 0 or more, finite in fp32", name, value);
+        }
+        return *this;
+    }
+    // Not NaN, above 0, and finite.
+    Arguments& above_zero(const char* name, double value) {
+        if (!(value > kZeroInFloat && value < kInfiniteInFloat)) {
+            refuse(TE_HAL_INVALID_ARGUMENT, "%s is %g; accepted: above 0, finite in fp32", name, value);
+        }
+        return *this;
+    }
+    Arguments& not_nan(const char* name, double value) {
+        if (value != value) refuse(TE_HAL_INVALID_ARGUMENT, "%s is NaN; accepted: any other number", name);
+        return *this;
+    }
+    Arguments& between(const char* name, int64_t value, int64_t least, int64_t most) {
+        if (value < least || value > most) {
+            refuse(TE_HAL_INVALID_ARGUMENT, "%s is %lld; accepted: %lld to %lld", name, as_long(value), as_long(least),
+                   as_long(most));
         }
         return *this;
     }

@@ -30,7 +30,7 @@ inline void check_cast(Arguments& arguments, const CastRequest& request, int64_t
     arguments.code("mode", request.mode, TE_HAL_MODE_TENSOR, TE_HAL_MODE_TENSOR_CURRENT)
         .fp8_dtype("output_dtype", request.output_dtype)
         .code("columnwise_order", request.columnwise_order, TE_HAL_ORDER_TRANSPOSED, TE_HAL_ORDER_SAME)
-        .number("epsilon", request.epsilon, 0.0)
+        .at_least_zero("epsilon", request.epsilon)
         .require(current || (request.epsilon == 0.0 && (request.flags & TE_HAL_FLAG_POWER_OF_2) == 0),
                  "epsilon and POWER_OF_2 go with mode TENSOR_CURRENT; the scale of TENSOR is given")
         .require(elements == 0 || request.rowwise_data != 0 || request.columnwise_data != 0,

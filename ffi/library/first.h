@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <algorithm>
 #include <memory>
+#include <vector>
 
 #include "../include/te_hal.h"

@@ -51,6 +51,7 @@ inline void check_fp4_operand(Arguments& arguments, const OperandRequest& r) {
 }
 
 inline void check_operand(Arguments& arguments, const OperandRequest& r) {
+    const bool has_strides = r.scale_row_stride != 0 || r.scale_col_stride != 0;
     const int64_t elements = elements_of(r.shape.rows, r.shape.cols);
     arguments.code("a mode", r.mode, TE_HAL_MODE_NONE, TE_HAL_MODE_MTFP8_128X128)
         .code("a copy", r.copy, TE_HAL_COPY_ROWWISE, TE_HAL_COPY_COLUMNWISE_SAME);
@@ -58,13 +59,15 @@ inline void check_operand(Arguments& arguments, const OperandRequest& r) {
         arguments.plain_dtype("the dtype of a plain operand", r.dtype)
             .require(r.copy == TE_HAL_COPY_ROWWISE, "a plain operand's copy is TE_HAL_COPY_ROWWISE")
             .require(r.scale_inv == 0, "a plain operand has no scale_inv")
+            .require(!has_strides, "a plain operand has no scales; accepted: strides 0 and 0")
             .reads(r.name, r.data, elements, bytes_of_dtype(r.dtype));
         return;
     }
     if (is_nvfp4(r.mode)) return check_fp4_operand(arguments, r);
     arguments.fp8_dtype("the dtype of a quantized operand", r.dtype).reads(r.name, r.data, elements, 1);
     if (r.is_per_tensor()) {
-        arguments.reads("a scale_inv", r.scale_inv, 1, 4);
+        arguments.require(!has_strides, "one scale has no strides; accepted: 0 and 0")
+            .reads("a scale_inv", r.scale_inv, 1, 4);
         return;
     }
     const BlockShape blocks = r.blocks();

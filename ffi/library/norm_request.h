@@ -37,7 +37,7 @@ inline void check_norm(Arguments& arguments, const NormRequest& request) {
         .size("rows", rows)
         .size("cols", cols)
         .product("rows * cols", rows, cols)
-        .number("epsilon", request.epsilon, 0.0)
+        .at_least_zero("epsilon", request.epsilon)
         .reads("input", request.input, elements_of(rows, cols), bytes_of_dtype(request.input_dtype))
         .reads("weight", request.weight, cols, bytes_of_dtype(request.weight_dtype))
         .writes("rstd", request.rstd, rows, 4);

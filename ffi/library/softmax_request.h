@@ -50,7 +50,12 @@ struct MaskRequest {
 };
 
 inline void check_mask(Arguments& arguments, const MaskRequest& request) {
-    if (request.bytes == 0) return;
+    if (request.bytes == 0) {
+        const bool has_strides = request.outer_stride != 0 || request.inner_stride != 0 || request.query_stride != 0 ||
+                                 request.key_stride != 0;
+        arguments.require(!has_strides, "mask is null; accepted with strides 0 only");
+        return;
+    }
     const int64_t sizes[4] = {request.outer, request.inner, request.queries, request.keys};
     const int64_t strides[4] = {request.outer_stride, request.inner_stride, request.query_stride, request.key_stride};
     int64_t extent = 1;

@@ -54,6 +54,38 @@ inline int32_t supports_dequantize(const te_hal_call& call) {
     return TE_HAL_OK;
 }
 
+// The codes that an op has as its kind; those without a kind have 0.
+inline void check_kind(Arguments& arguments, const te_hal_call& call) {
+    switch (call.op) {
+        case TE_HAL_OP_GEMM:
+            arguments.code("kind (te_hal_layout)", call.kind, TE_HAL_LAYOUT_FPROP, TE_HAL_LAYOUT_WGRAD);
+            return;
+        case TE_HAL_OP_NORM_FWD:
+        case TE_HAL_OP_NORM_BWD:
+        case TE_HAL_OP_NORM_QUANTIZE:
+            arguments.code("kind (te_hal_norm)", call.kind, TE_HAL_LAYERNORM, TE_HAL_RMSNORM);
+            return;
+        case TE_HAL_OP_SOFTMAX_FWD:
+        case TE_HAL_OP_SOFTMAX_BWD:
+            arguments.code("kind (te_hal_causal)", call.kind, TE_HAL_CAUSAL_NONE, TE_HAL_CAUSAL_BOTTOM_RIGHT);
+            return;
+        case TE_HAL_OP_ACTIVATION_FWD:
+        case TE_HAL_OP_ACTIVATION_BWD:
+        case TE_HAL_OP_ACTIVATION_QUANTIZE:
+        case TE_HAL_OP_ACTIVATION_BWD_QUANTIZE:
+        case TE_HAL_OP_BIAS_ACTIVATION_FWD:
+        case TE_HAL_OP_BIAS_ACTIVATION_BWD:
+            arguments.code("kind (te_hal_activation)", call.kind, TE_HAL_GELU, TE_HAL_CLAMPED_SWIGLU);
+            return;
+        default:
+            arguments.code("kind, which this op has none of,", call.kind, 0, 0);
+    }
+}
+
+inline bool has_quantized_result(int32_t op) {
+    return op == TE_HAL_OP_QUANTIZE || (op >= TE_HAL_OP_NORM_QUANTIZE && op <= TE_HAL_OP_BIAS_GRAD_QUANTIZE);
+}
+
 inline int32_t supports_op(const te_hal_call& call) {
     switch (call.op) {
         case TE_HAL_OP_TRANSPOSE:
@@ -118,7 +150,15 @@ inline int32_t supports(const te_hal_call* asked) {
                  .size("rows", call.rows)
                  .size("cols", call.cols)
                  .size("depth", call.depth)
+                 .product("rows * cols", call.rows, call.cols)
+                 .product("rows * depth", call.rows, call.depth)
+                 .product("cols * depth", call.cols, call.depth)
+                 .require(call.output_mode == TE_HAL_MODE_NONE || has_quantized_result(call.op),
+                          "output_mode is given; accepted: TE_HAL_MODE_NONE where the result is not quantized")
                  .status();
+    if (status != TE_HAL_OK) return status;
+    check_kind(arguments, call);
+    status = arguments.status();
     return status == TE_HAL_OK ? supports_op(call) : status;
 }
 

@@ -46,6 +46,7 @@ LAST_CODE = {
     "activation": 12,
     "causal": 2,
     "algo": 1,
+    "groups": 4,
 }
 
 
@@ -117,7 +118,10 @@ class Caller:
         self.by_chance = self.random.random() < 0.5
         self.quantized = {"a": self.random.random() < 0.5, "b": self.random.random() < 0.5}  # operands of a gemm
         self.entry = entry
-        arguments = [self.argument(entry, kind, name) for kind, name in self.entries[entry]]
+        self.given: dict[str, float] = {}
+        for kind, name in self.entries[entry]:
+            self.given[name] = self.argument(entry, kind, name)
+        arguments = list(self.given.values())
         status = self.library.call(entry, *arguments)
         self.memory.wait()
         return entry, status
@@ -154,7 +158,9 @@ class Caller:
     def number(self, name: str) -> float:
         if self.is_hostile(3):
             return self.random.choice(NUMBERS)
-        return 0.0 if self.tame and name != "fp8_max" else self.random.choice((0.0, 1.0, 448.0, 1e-5))
+        if self.tame and name in ("fp8_max", "value_for_inf"):
+            return self.random.choice((1.0, 448.0, 1e-5))
+        return 0.0 if self.tame else self.random.choice((0.0, 1.0, 448.0, 1e-5))
 
     def flags(self) -> int:
         if self.is_hostile():
@@ -171,9 +177,16 @@ class Caller:
             return BUFFER // 2 if self.tame else self.random.choice((0, 2047, BUFFER // 2))
         if self.is_hostile():
             return self.random.choice(HOSTILE_SIZES)
-        if self.tame and self.fp4 and name.endswith("stride"):
+        if self.tame and name.endswith("stride") and self.has_no_strides(name):
             return 0
         return self.random.choice((-1, 0, 3)) if name.startswith("window") else self.random.choice(self.sizes)
+
+    def has_no_strides(self, name: str) -> bool:
+        """Whether what was given before, a mode or a mask, has none."""
+        if name.startswith("mask"):
+            return self.given["mask"] == 0
+        mode = self.given.get(f"{name[:2]}mode", self.given.get("mode"))
+        return self.fp4 or (self.entry in ("gemm", "dequantize") and mode in (0, 1, 2))
 
     def code(self, name: str) -> int:
         if self.is_hostile():
@@ -215,7 +228,9 @@ class Caller:
             info_type = struct("te_hal_device_info")
             self.kept = info_type(struct_size=self.random.choice((0, 3, 4, 17, ctypes.sizeof(info_type))))
         elif "uintptr_t" in kind:
-            self.kept = (ctypes.c_size_t * MOST)(*(self.random.choice(self.addresses) for _ in range(MOST)))
+            apart = [self.unused.pop() for _ in range(LAST_CODE["groups"])]
+            others = self.random.choices(self.addresses, k=MOST - len(apart))
+            self.kept = (ctypes.c_size_t * MOST)(*apart, *others)
         elif "double" in kind:
             self.kept = (ctypes.c_double * MOST)(*(448.0 for _ in range(MOST)))
         else:

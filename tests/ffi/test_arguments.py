@@ -104,7 +104,7 @@ MAKERS = {
     "update_delayed_scale": update_arguments, "transpose": transpose_arguments, "quantize_nvfp4": nvfp4_arguments,
     "dequantize_nvfp4": nvfp4_decoding_arguments,
 }  # fmt: skip
-NAN = float("nan")
+NAN, INF = float("nan"), float("inf")
 
 #: entry, what is changed, the status, and what its sentence names.
 REFUSED = [
@@ -164,6 +164,20 @@ REFUSED = [
     ("compute_scale", {"fp8_max": 0.0}, "INVALID_ARGUMENT", "fp8_max"),
     ("compute_scale", {"fp8_max": NAN}, "INVALID_ARGUMENT", "fp8_max"),
     ("compute_scale", {"value_for_inf": NAN}, "INVALID_ARGUMENT", "value_for_inf"),
+    ("compute_scale", {"fp8_max": 1e-60}, "INVALID_ARGUMENT", "fp8_max is 1e-60; accepted: above 0"),
+    ("compute_scale", {"fp8_max": 2.0**-150}, "INVALID_ARGUMENT", "fp8_max"),
+    ("compute_scale", {"fp8_max": 1e39}, "INVALID_ARGUMENT", "fp8_max is 1e+39"),
+    ("compute_scale", {"epsilon": INF}, "INVALID_ARGUMENT", "epsilon is inf"),
+    ("compute_scale", {"epsilon": 2.0**128 - 2.0**103}, "INVALID_ARGUMENT", "epsilon"),
+    ("compute_scale", {"value_for_inf": 0.0}, "INVALID_ARGUMENT", "value_for_inf is 0"),
+    ("compute_scale", {"value_for_inf": -1.0}, "INVALID_ARGUMENT", "value_for_inf is -1"),
+    ("compute_scale", {"value_for_inf": INF}, "INVALID_ARGUMENT", "value_for_inf is inf"),
+    ("quantize_current", {"epsilon": 1e39}, "INVALID_ARGUMENT", "epsilon is 1e+39"),
+    ("quantize_blocks", {"epsilon": 1e39}, "INVALID_ARGUMENT", "epsilon is 1e+39"),
+    ("dequantize", {"row_stride": 1}, "INVALID_ARGUMENT", "strides"),
+    ("update_delayed_scale", {"margin": 101}, "INVALID_ARGUMENT", "margin is 101; accepted: -100 to 100"),
+    ("update_delayed_scale", {"margin": -101}, "INVALID_ARGUMENT", "margin is -101"),
+    ("update_delayed_scale", {"fp8_max": 1e-60}, "INVALID_ARGUMENT", "fp8_max is 1e-60"),
     ("update_delayed_scale", {"length": 0}, "INVALID_ARGUMENT", "length is 0"),
     ("update_delayed_scale", {"algo": 2}, "INVALID_ARGUMENT", "algo is 2"),
     ("update_delayed_scale", {"scale": None}, "INVALID_ARGUMENT", "scale is null"),
@@ -219,9 +233,25 @@ def test_supports_answers_yes_or_no_with_a_sentence(host_library):
     assert ask(host_library, **quantize | {"output_dtype": 3}) == host_library.codes["UNSUPPORTED"]
 
 
-@pytest.mark.parametrize("changes", [{"op": 0}, {"op": 99}, {"flags": 1 << 20}, {"rows": -1}, {"input_mode": 77}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"op": 0}, {"op": 99}, {"flags": 1 << 20}, {"rows": -1}, {"input_mode": 77}),
+        *({"kind": 77}, {"kind": -1}, {"output_mode": 3}, {"op": 21, "kind": 1}, {"op": 7, "kind": 3}),
+        *({"op": 9, "kind": 0}, {"op": 11, "kind": 3}, {"op": 13, "kind": 13}, {"op": 19, "kind": 0}),
+        {"op": 13, "kind": 1, "output_dtype": 1, "output_mode": 1},
+    ],
+    ids=str,
+)
 def test_supports_refuses_what_makes_no_sense(host_library, changes):
     assert ask(host_library, **{"op": 2, "input_dtype": 1} | changes) == host_library.codes["INVALID_ARGUMENT"]
+
+
+@pytest.mark.parametrize("sizes", [{"rows": BIG, "cols": BIG}, {"op": 7, "output_dtype": 1, "cols": BIG, "depth": BIG}])
+def test_supports_refuses_sizes_that_multiply_to_too_much(host_library, sizes):
+    call = {"op": 2, "input_dtype": 1, "other_dtype": 1} | sizes
+
+    assert ask(host_library, **call) == host_library.codes["SIZE_OVERFLOW"]
 
 
 def test_workspace_bytes_is_negative_for_what_makes_no_sense(host_library):

@@ -29,7 +29,7 @@ def history_of_all() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("algo", ["MAX", "MOST_RECENT"])
-@pytest.mark.parametrize("margin", [0, 3, -2, 200, -200])
+@pytest.mark.parametrize("margin", [0, 3, -2, 100, -100])
 @pytest.mark.parametrize("is_reduced", [False, True])
 def test_every_kind_of_column_rolls_as_in_the_reference(library, algo, margin, is_reduced):
     history, reduced = history_of_all()
@@ -101,3 +101,54 @@ def test_many_tensors_of_different_shapes_and_formats_update_at_once(host_librar
     for history, scale, (expected_history, expected_scale) in zip(histories, scales, expected, strict=True):
         assert same_bytes(history, expected_history)
         assert same_bytes(scale, expected_scale)
+
+
+#: Where each group's history, scale and reduced amax begin in one piece of memory, in elements; [2, 4], [4], [4].
+SHARED = {
+    "the_same_twice": ([(0, 8, None), (0, 8, None)], "amax_history of group 0 and amax_history of group 1"),
+    "one_scale": ([(0, 8, None), (16, 8, None)], "scale of group 0 and scale of group 1"),
+    "a_scale_in_a_history": ([(0, 32, None), (16, 20, None)], "amax_history and scale share"),
+    "a_scale_in_another_history": ([(0, 20, None), (16, 32, None)], "amax_history of group 1 and scale of group 0"),
+    "another_ones_history_is_read": ([(0, 8, 16), (16, 24, None)], "share memory"),
+    "the_last_element": ([(0, 8, None), (11, 19, None)], "scale of group 0 and amax_history of group 1"),
+    "far_apart_in_the_list": (
+        [(16 * i, 16 * i + 8, None) for i in range(99)] + [(48, 2000, None)],
+        "amax_history of group 3 and amax_history of group 99",
+    ),
+}
+APART = {
+    "side_by_side": [(0, 8, None), (12, 20, None)],
+    "one_reduced_amax_for_both": [(0, 8, 40), (12, 20, 40)],
+    "row_zero_of_its_own": [(0, 8, 0), (12, 20, 12)],
+}
+
+
+def update_groups(library, groups):
+    """The status of an update of groups that begin where ``groups`` says, and the memory."""
+    memory = torch.full((2100,), 2.0)
+    address = [[None if start is None else memory.data_ptr() + 4 * start for start in group] for group in groups]
+    arrays = [(ctypes.c_size_t * len(groups))(*(starts or 0 for starts in kind)) for kind in zip(*address, strict=True)]
+    shapes = [(ctypes.c_int64 * len(groups))(*[size] * len(groups)) for size in (2, 4)]
+    maxima = (ctypes.c_double * len(groups))(*[448.0] * len(groups))
+    given = [ctypes.addressof(array) for array in (*arrays, *shapes, maxima)]
+    return library.call("update_delayed_scales", len(groups), *given, 0, "AMAX_MAX", 0), memory
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_what_a_group_writes_is_no_other_groups(host_library, case):
+    groups, names = SHARED[case]
+    status, memory = update_groups(host_library, groups)
+
+    assert status == host_library.codes["OVERLAP"]
+    assert host_library.last_error().startswith("update_delayed_scales: ")
+    assert names in host_library.last_error()
+    assert torch.equal(memory, torch.full((2100,), 2.0))
+
+
+@pytest.mark.parametrize("case", APART)
+def test_groups_apart_may_read_the_same(host_library, case):
+    status, memory = update_groups(host_library, APART[case])
+
+    assert status == 0, host_library.last_error()
+    assert memory[8:12].tolist() == [224.0] * 4
+    assert memory[20:24].tolist() == [224.0] * 4
