@@ -59,7 +59,7 @@ class Selftest:
     stream: int
 
     def checks(self) -> Iterator[Check]:
-        """Every check, one after the other; a kernel that fails is a failed check, one that is not there a skipped one."""
+        """Every check in order; a kernel that fails is a failed check, one that is not there a skipped one."""
         yield self._device()
         for name, op, check in (
             ("division", "compute_scale", self._division),
