@@ -34,6 +34,10 @@ def say_version(api: Any) -> str:  # noqa: ANN401 - cffi's pointer
     return "an ABI version that it does not tell"
 
 
+#: Bytes of the tables of versions that came before; what they lack, a trampoline says when it is called.
+_SIZES = {1: 280, 2: 304}
+
+
 def problem(api: Any) -> str:  # noqa: ANN401 - cffi's pointer
     """What is wrong with a table; empty if it can be used.
 
@@ -48,17 +52,19 @@ def problem(api: Any) -> str:  # noqa: ANN401 - cffi's pointer
     known, own = int(lib.TE_HAL_ABI_VERSION), int(lib.te_hal_api_size())
     if version < OLDEST_ABI:
         return f"ABI version {version}, which is too old: this te_hal needs {OLDEST_ABI} to {known}"
-    if size < own:
-        return f"a truncated table: {size} bytes for ABI version {version}, which has {own}"
-    if (size > own) != (version > known) or size > _LONGEST:
-        return f"a table that lies about its size: {size} bytes for ABI version {version}; version {known} has {own}"
+    due = _SIZES.get(version, own)
+    if size < due:
+        return f"a truncated table: {size} bytes for ABI version {version}, which has {due}"
+    if (size > due) != (version > known) or size > _LONGEST:
+        told = min(version, known)
+        return f"a table that lies about its size: {size} bytes for ABI version {version}; version {told} has {due}"
     if not allows(spans, address, size, "r"):
         return f"a table that lies about its size: {size} bytes, of which the last cannot be read"
-    return _wrong_entry(spans, address, ffi)
+    return _wrong_entry(spans, address, min(size, own), ffi)
 
 
-def _wrong_entry(spans: list[Span], address: int, ffi: Any) -> str:  # noqa: ANN401 - cffi's
-    names = entry_names()
+def _wrong_entry(spans: list[Span], address: int, size: int, ffi: Any) -> str:  # noqa: ANN401 - cffi's
+    names = entry_names()[: (size - _HEADER_BYTES) // _POINTER_BYTES]
     pointers = ffi.cast("uintptr_t *", address + _HEADER_BYTES)
     for index, (name, optional) in enumerate(names):
         pointer = int(pointers[index])

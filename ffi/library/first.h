@@ -4,9 +4,9 @@
 
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include <algorithm>
 #include <memory>
 #include <vector>
 

@@ -1,7 +1,8 @@
 // Memory that several groups of one call name: what one of them writes is nobody else's.
 #pragma once
 
-#include <algorithm>
+#include <stdlib.h>
+
 #include <vector>
 
 #include "error.h"
@@ -22,9 +23,8 @@ class GroupMemory {
 
     // In order of address, a span meets an earlier one exactly if it begins before the farthest end so far.
     int32_t status() {
-        std::sort(spans_.begin(), spans_.end(), [](const Span& a, const Span& b) {
-            return a.first != b.first ? a.first < b.first : a.group < b.group;
-        });
+        // std::sort comes with <algorithm>, which clang's own headers for device code replace.
+        qsort(spans_.data(), spans_.size(), sizeof(Span), &by_address);
         const Span *read = nullptr, *written = nullptr;
         for (const Span& span : spans_) {
             if (written != nullptr && span.first <= written->last) return overlap(*written, span);
@@ -44,6 +44,11 @@ class GroupMemory {
         bool is_written;
     };
 
+    static int by_address(const void* one, const void* other) {
+        const auto *const a = static_cast<const Span*>(one), *const b = static_cast<const Span*>(other);
+        if (a->first != b->first) return a->first < b->first ? -1 : 1;
+        return a->group < b->group ? -1 : a->group > b->group;
+    }
     void add(const char* name, int group, uintptr_t address, int64_t bytes, bool is_written) {
         if (bytes == 0) return;
         spans_.push_back({name, group, address, address + static_cast<uintptr_t>(bytes) - 1, is_written});

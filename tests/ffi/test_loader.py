@@ -13,21 +13,24 @@ from pathlib import Path
 import native_stub
 import pytest
 
+from te_hal.ffi.binding import binding
 from te_hal.ffi.loader import open_library
 from te_hal.schema.errors import BackendUnavailableError
 
 Stub = Callable[..., Path]
 
+KNOWN, SIZE = int(binding().lib.TE_HAL_ABI_VERSION), int(binding().lib.te_hal_api_size())
+
 # What differs from a right library, and what the refusal must name.
 WRONG_TABLES = {
-    "too old": ({"VERSION": 0}, ["ABI version 0, which is too old", "needs 1 to 1"]),
-    "too new": ({"NEEDED_CALLER": 7, "VERSION": 7}, ["ABI version 7, which is too new", "knows up to 1"]),
-    "too new, silent": ({"NEEDED_CALLER": 7, "TABLE": "NULL"}, ["which is too new", "does not tell"]),
-    "truncated": ({"SIZE": 264}, ["truncated table: 264 bytes", "which has 280"]),
+    "too old": ({"VERSION": 0}, ["ABI version 0, which is too old", f"needs 1 to {KNOWN}"]),
+    "too new": ({"NEEDED_CALLER": 77, "VERSION": 77}, ["ABI version 77, which is too new", f"knows up to {KNOWN}"]),
+    "too new, silent": ({"NEEDED_CALLER": 77, "TABLE": "NULL"}, ["which is too new", "does not tell"]),
+    "truncated": ({"SIZE": SIZE - 16}, [f"truncated table: {SIZE - 16} bytes", f"which has {SIZE}"]),
     "only a header": ({"SIZE": 8}, ["truncated table: 8 bytes"]),
-    "size too large": ({"SIZE": 288}, ["lies about its size: 288", "version 1 has 280"]),
-    "newer without more": ({"VERSION": 3}, ["lies about its size: 280 bytes for ABI version 3"]),
-    "newer and absurd": ({"VERSION": 3, "SIZE": 1 << 30}, ["lies about its size: 1073741824"]),
+    "size too large": ({"SIZE": SIZE + 8}, [f"lies about its size: {SIZE + 8}", f"version {KNOWN} has {SIZE}"]),
+    "newer without more": ({"VERSION": KNOWN + 2}, [f"lies about its size: {SIZE} bytes for ABI version {KNOWN + 2}"]),
+    "newer and absurd": ({"VERSION": KNOWN + 2, "SIZE": 1 << 30}, ["lies about its size: 1073741824"]),
     "a NULL entry": ({"NULL_amax": 1}, ["entry amax is NULL"]),
     "a NULL string": ({"NULL_compiler": 1}, ["entry compiler is NULL"]),
     "an entry in nowhere": ({"WILD_gemm": 1}, ["entry gemm points to 0x40, where there is no code"]),
@@ -57,8 +60,8 @@ def test_a_library_is_opened_once_under_all_its_names(stub: Stub, tmp_path: Path
 
 
 def test_a_table_from_a_newer_te_hal_is_accepted(stub: Stub, tmp_path: Path) -> None:
-    longer = "struct { te_hal_api now; void *later; } newer = {{TE_HAL_API_SIZE + 8, 2}};"
-    path = stub(VERSION=2, SIZE="TE_HAL_API_SIZE + 8")
+    longer = "struct { te_hal_api now; void *later; } newer = {{TE_HAL_API_SIZE + 8, VERSION}};"
+    path = stub(VERSION=KNOWN + 1, SIZE="TE_HAL_API_SIZE + 8")
     code = (tmp_path / "stub.c").read_text()
     code = code.replace("static const te_hal_api table", longer + "\nstatic const te_hal_api table")
     code = code.replace(
@@ -68,9 +71,28 @@ def test_a_table_from_a_newer_te_hal_is_accepted(stub: Stub, tmp_path: Path) -> 
     code = code[: code.rindex("return (te_hal_api *)&newer;")] + "return (te_hal_api *)&newer; }\n"
     (tmp_path / "newer.c").write_text(code)
     include = native_stub.build_native.HEADER.parent.resolve()
-    command = [native_stub.COMPILER, "-shared", "-fPIC", "-w", f"-I{include}", "-DVERSION=2", "-o", str(path)]
+    command = [
+        native_stub.COMPILER,
+        "-shared",
+        "-fPIC",
+        "-w",
+        f"-I{include}",
+        f"-DVERSION={KNOWN + 1}",
+        "-o",
+        str(path),
+    ]
     subprocess.run([*command, str(tmp_path / "newer.c")], check=True)
     assert open_library(path).backend == "host"
+
+
+@pytest.mark.parametrize(("version", "size"), [(1, 280), (2, 304)])
+def test_a_table_of_an_older_version_is_accepted_as_long_as_it_was(version: int, size: int, stub: Stub) -> None:
+    assert open_library(stub(VERSION=version, SIZE=size)).backend == "host"
+
+
+@pytest.mark.parametrize(("version", "size"), [(1, 272), (1, 304), (2, 320)])
+def test_a_table_of_an_older_version_has_its_size(version: int, size: int, stub: Stub) -> None:
+    assert f"{size} bytes for ABI version {version}" in refusal(stub(VERSION=version, SIZE=size))
 
 
 def test_a_missing_optional_entry_is_accepted(stub: Stub) -> None:
