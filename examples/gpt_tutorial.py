@@ -192,8 +192,8 @@ def report(runs: dict[str, Run]) -> None:
         alike = len(run.losses) == len(runs["bf16"].losses)
         against = f"{run.last / runs['bf16'].last - 1:+.2%}" if alike else "-"
         print(
-            f"{name:13s}{len(run.losses):9d}{run.accuracy:9.1%}{run.losses[0]:9.4f}{run.last:9.4f}{against:>9s}{run.milliseconds:9.1f}"
-            f"{run.kept / 2**20:9.1f}{peak:>9s}"
+            f"{name:13s}{len(run.losses):9d}{run.accuracy:9.1%}{run.losses[0]:9.4f}{run.last:9.4f}{against:>9s}"
+            f"{run.milliseconds:9.1f}{run.kept / 2**20:9.1f}{peak:>9s}"
         )
 
 

@@ -51,7 +51,8 @@ class TransformerLayer(Labelled, torch.nn.Module):
         init_method: fills the weights that read hidden states (qkv, fc1) in place; None: normal, mean 0, deviation
             0.023.
         output_layer_init_method: the same for those that give them (proj, fc2).
-        layer_number: position in the model, from 1; names the layer in messages where ``name`` does not.
+        layer_number: position in the model, from 1: which cache of ``inference_params`` is its own; names the layer in
+            messages where ``name`` does not.
         kv_channels: channels of a head; None: hidden_size / num_attention_heads.
         self_attn_mask_type: as DotProductAttention's ``attn_mask_type``.
         window_size, bottom_right_diagonal: as there, of self-attention.
@@ -79,7 +80,8 @@ class TransformerLayer(Labelled, torch.nn.Module):
         activation, activation_params: as in LayerNormMLP.
         normalization: "LayerNorm" or "RMSNorm".
         device: None: the current backend's.
-        attn_input_format: "sbhd" (``[s, b, hidden_size]``) or "bshd" (``[b, s, hidden_size]``).
+        attn_input_format: "sbhd" (``[s, b, hidden_size]``), "bshd" (``[b, s, hidden_size]``) or "thd"
+            (``[t, hidden_size]``: the tokens of all sequences in one row).
         name: for messages.
         qk_norm_type, qk_norm_eps, qk_norm_before_rope: as in MultiheadAttention, of both attentions.
         softmax_type: as in DotProductAttention, of both.

@@ -91,12 +91,8 @@ def operands(module: Attention, label: str, given: dict[str, Any]) -> Operands:
         ArgumentTypeError: queries, keys or values are no tensors.
         ArgumentError: shapes, dtypes, devices or sequences that do not fit.
     """
-    asked, kind = given.get("qkv_format"), given.get("attn_mask_type")
-    chosen = module.qkv_format if asked is None else check_format(f"{label}: qkv_format", asked)
-    name = module.attn_mask_type if kind is None else mask_type(f"{label}: attn_mask_type", kind)
-    query, key, value = check_sizes(label, unpacked(label, given, chosen), chosen, module)
-    dtype = activation_dtype(label, query, key=key, value=value)
-    query, key, value = (plain_input(tensor, dtype) for tensor in (query, key, value))
+    chosen, name = format_and_mask_type(module, label, given)
+    query, key, value = activations(module, label, given, chosen)
     if chosen == PACKED:
         name = WITH_PADDING.get(name, name)
         sequences = thd_sequences(label, name, given, query, key, same=module.attention_type == "self")
@@ -111,6 +107,33 @@ def operands(module: Attention, label: str, given: dict[str, Any]) -> Operands:
         return Operands((query, key, value), sequences, name, chosen)
     check_no_sequences(label, name, given, query.shape[2], key.shape[2])
     return Operands((query, key, value), None, name, chosen)
+
+
+def format_and_mask_type(module: Attention, label: str, given: dict[str, Any]) -> tuple[str, str]:
+    """Those of a call, else the module's.
+
+    Raises:
+        ArgumentError: unknown ones.
+    """
+    asked, kind = given.get("qkv_format"), given.get("attn_mask_type")
+    return (
+        module.qkv_format if asked is None else check_format(f"{label}: qkv_format", asked),
+        module.attn_mask_type if kind is None else mask_type(f"{label}: attn_mask_type", kind),
+    )
+
+
+def activations(
+    module: Attention, label: str, given: dict[str, Any], qkv_format: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values of a call, plain and in the activation dtype, in ``qkv_format``.
+
+    Raises:
+        ArgumentTypeError: they are no tensors.
+        ArgumentError: shapes, dtypes or devices that do not fit.
+    """
+    query, key, value = check_sizes(label, unpacked(label, given, qkv_format), qkv_format, module)
+    dtype = activation_dtype(label, query, key=key, value=value)
+    return plain_input(query, dtype), plain_input(key, dtype), plain_input(value, dtype)
 
 
 def attention_call(module: Attention, label: str, given: dict[str, Any], found: Operands) -> AttentionCall:

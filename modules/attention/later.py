@@ -1,4 +1,4 @@
-"""Arguments of Transformer Engine's attention modules that are refused: not built yet, or of NVIDIA's kernels."""
+"""Arguments of Transformer Engine's attention modules that are refused: not built yet, or of other kernels."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _REFUSED: dict[str, tuple[object, str]] = {
     "num_splits": (1, "how keys are split over kernels is up to torch, and changes no result by more than a rounding"),
     "score_mod": (
         None,
-        'it is a kernel of NVIDIA\'s; a core_attention_bias of type "post_scale_bias" adds any tensor to the scores',
+        'no backend takes one; a core_attention_bias of type "post_scale_bias" adds any tensor to the scores',
     ),
 }
 
@@ -45,7 +45,7 @@ def refuse_later_settings(where: str, arguments: dict[str, Any]) -> None:
 
 
 def refuse_later_attention(where: str, arguments: dict[str, Any]) -> None:
-    """Accept a call's arguments of NVIDIA's kernels at their default only.
+    """Accept a call's arguments of kernels that no backend has, at their default only.
 
     Raises:
         UnsupportedError: one differs; names it and the reason.

@@ -32,6 +32,11 @@ def sequence_dim(qkv_format: str) -> int:
     return qkv_format.index("s")
 
 
+def leading_sizes(qkv_format: str) -> str:
+    """The sizes before heads and channels, for messages: "s, b", "b, s" or "t"."""
+    return "t" if qkv_format == PACKED else ", ".join(qkv_format[:2])
+
+
 def heads_first(tensor: torch.Tensor, qkv_format: str) -> torch.Tensor:
     """A view ``[b, h, s, d]`` of a tensor in the given format; not for ``thd``."""
     return tensor.permute(1, 2, 0, 3) if qkv_format == "sbhd" else tensor.transpose(1, 2)

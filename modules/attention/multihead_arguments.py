@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from te_hal.modules.arguments import check_size, check_tensor
-from te_hal.modules.attention.layout import PACKED
+from te_hal.modules.attention.layout import leading_sizes
 from te_hal.modules.attention.projection import HeadLayout
 from te_hal.modules.attention.sizes import check_groups
 from te_hal.modules.norm_parameters import norm_op
@@ -92,7 +92,6 @@ def check_inputs(module: Inputs, hidden_states: object, encoder_output: object, 
             todo="correct it",
         )
     tensors = {"hidden_states": hidden_states}
-    lead = "t" if module.qkv_format == PACKED else ", ".join(module.qkv_format[:2])
     if (encoder_output is None) == (module.attention_type == "cross"):
         raise ArgumentError(
             f"{module.label}: encoder_output",
@@ -108,6 +107,6 @@ def check_inputs(module: Inputs, hidden_states: object, encoder_output: object, 
             raise ArgumentError(
                 f"{module.label}: {name}",
                 got=f"shape {tuple(tensor.shape)}",
-                accepted=f"[{lead}, {module.hidden_size}], by qkv_format and hidden_size",
+                accepted=f"[{leading_sizes(module.qkv_format)}, {module.hidden_size}], by qkv_format and hidden_size",
                 todo="check which layer feeds this one",
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from te_hal.modules.arguments import check_tensor
-from te_hal.modules.attention.layout import PACKED
+from te_hal.modules.attention.layout import leading_sizes
 from te_hal.schema.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _split(where: str, name: str, packed: object, count: int, dim: object, qkv_f
         )
     rank = len(qkv_format) + 1
     if packed.dim() != rank or packed.shape[dim] != count:
-        lead = "t" if qkv_format == PACKED else ", ".join(qkv_format[:2])
+        lead = leading_sizes(qkv_format)
         shape = f"{lead}, {count}, h, d" if dim == _DIMS[0] else f"{lead}, h, {count}, d"
         raise ArgumentError(
             f"{where}: {name}",

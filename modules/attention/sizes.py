@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from te_hal.modules.arguments import check_size, check_tensor
-from te_hal.modules.attention.layout import PACKED, sequence_dim
+from te_hal.modules.attention.layout import PACKED, leading_sizes, sequence_dim
 from te_hal.schema.errors import ArgumentError
 
 _FP32 = torch.finfo(torch.float32)
@@ -117,7 +117,7 @@ def check_sizes(
         (sizes.num_gqa_groups, sizes.key_channels),
         (sizes.num_gqa_groups, sizes.value_channels),
     )
-    lead = "t" if qkv_format == PACKED else ", ".join(qkv_format[:2])
+    lead = leading_sizes(qkv_format)
     rank = len(qkv_format)
     found: list[torch.Tensor] = []
     for name, value, tail in zip(names, given, tails, strict=True):

@@ -6,13 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from te_hal.modules.activation_dtype import activation_dtype, plain_input
-from te_hal.modules.attention.call import Attention, AttentionCall, Operands, attention_call
-from te_hal.modules.attention.layout import PACKED, check_format, heads_first
-from te_hal.modules.attention.masks import RULES, WITH_PADDING, mask_type
-from te_hal.modules.attention.packed_operands import unpacked
+from te_hal.modules.attention.call import (
+    Attention,
+    AttentionCall,
+    Operands,
+    activations,
+    attention_call,
+    format_and_mask_type,
+)
+from te_hal.modules.attention.layout import PACKED, heads_first
+from te_hal.modules.attention.masks import RULES, WITH_PADDING
 from te_hal.modules.attention.packing import Sequences
-from te_hal.modules.attention.sizes import check_sizes
 from te_hal.modules.inference.inference_params import InferenceParams
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
 
@@ -41,10 +45,7 @@ def attention_with_cache(module: Attention, label: str, given: dict[str, Any]) -
     """
     params, name, chosen = _settings(module, label, given)
     params.claim(module.layer_number, module, label)  # type: ignore[arg-type] # checked, and a torch.nn.Module
-    tensors = check_sizes(label, unpacked(label, given, chosen), chosen, module)
-    query, key, value = tensors
-    dtype = activation_dtype(label, query, key=key, value=value)
-    query, key, value = (plain_input(tensor, dtype) for tensor in tensors)
+    query, key, value = activations(module, label, given, chosen)
     step = params.step_under_way
     keys, values = params.step(module.layer_number, key, value, chosen)  # type: ignore[arg-type] # checked
     found = (
@@ -77,9 +78,7 @@ def _settings(module: Attention, label: str, given: dict[str, Any]) -> tuple[Inf
                 accepted="None: the cache knows every sequence's length, and a causal mask ends where it does",
                 todo="leave it out",
             )
-    asked, kind = given.get("qkv_format"), given.get("attn_mask_type")
-    chosen = module.qkv_format if asked is None else check_format(f"{label}: qkv_format", asked)
-    name = module.attn_mask_type if kind is None else mask_type(f"{label}: attn_mask_type", kind)
+    chosen, name = format_and_mask_type(module, label, given)
     name = WITH_PADDING.get(name, name)
     if RULES[name].tensor != "padding":
         raise ArgumentError(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from te_hal.modules.attention.bias import ALIBI, NO_BIAS, PRE_SCALE
+from te_hal.modules.attention.bias import POST_SCALE, PRE_SCALE
 from te_hal.modules.once import once
 from te_hal.modules.rows import as_result
 from te_hal.modules.transforms import run_eagerly
@@ -178,8 +178,7 @@ def _through_softmax(
             grad_offset = scores[..., keys].sum((0, 2)).to(ctx.of_offset)
         scores = scores[..., :keys]
     rest = settings.scale if ctx.scale != settings.scale else 1.0
-    after_scale = plan.key.bias not in (NO_BIAS, PRE_SCALE, ALIBI)
-    if ctx.needs_input_grad[3] and after_scale:
+    if ctx.needs_input_grad[3] and plan.key.bias == POST_SCALE:
         grad_bias = scores.sum_to_size(ctx.of_bias[0]).to(ctx.of_bias[1])
     if rest != 1.0:
         scores = scores * rest
