@@ -12,7 +12,7 @@ import torch
 
 from te_hal._version import __version__
 from te_hal.cli import LIBRARIES
-from te_hal.dispatch.discovery import GROUP, NO_ENTRY_POINTS
+from te_hal.dispatch.discovery import GROUP, NO_ENTRY_POINTS, installed
 from te_hal.doctor.check import Check, State
 from te_hal.schema.environment import ENVIRONMENT, PREFIX, TABLE
 
@@ -55,7 +55,7 @@ def _te_hal() -> Check:
 
 
 def _entry_points() -> Check:
-    names = sorted({point.name for point in metadata.entry_points(group=GROUP)})
+    names = sorted(installed())
     if not names:
         return Check(f"entry points {GROUP}", State.WRONG, "none", NO_ENTRY_POINTS)
     return Check(f"entry points {GROUP}", State.OK, ", ".join(names))
