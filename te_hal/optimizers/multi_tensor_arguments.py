@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from te_hal.quantization.quantizer_arguments import noop_number
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
 
 
@@ -73,17 +74,12 @@ def tensors_of(where: str, tensor_lists: object, *counts: int) -> list[list[torc
 
 
 def is_set(where: str, noop_flag: object) -> bool:
-    """Whether a flag is set; a None never is.
+    """Whether a flag is set, to anything but 0; a None never is.
 
     Raises:
-        ArgumentError: no tensor of one number.
+        ArgumentError: no tensor of one element.
     """
-    if noop_flag is None:
-        return False
-    if isinstance(noop_flag, torch.Tensor) and noop_flag.numel() == 1:
-        return bool(noop_flag.ne(0))
-    got = f"shape {tuple(noop_flag.shape)}" if isinstance(noop_flag, torch.Tensor) else repr(noop_flag)
-    raise ArgumentError(f"{where}: noop_flag", got=got, accepted="a tensor of one number, or None", todo="correct it")
+    return noop_flag is not None and noop_number(where, noop_flag) != 0.0
 
 
 def number(where: str, value: object) -> float:

@@ -11,7 +11,7 @@ import torch
 
 import te_hal.ops
 from te_hal.quantization.quantized_tensor import QuantizedTensor, wrap
-from te_hal.quantization.quantizer_arguments import check_nominal, check_plain, check_usage, is_set
+from te_hal.quantization.quantizer_arguments import check_nominal, check_plain, check_usage, noop_number
 from te_hal.quantization.straight_through import quantize_straight_through
 from te_hal.schema.block_scales import fill_with_ones, order_of
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
@@ -200,7 +200,7 @@ class Quantizer(abc.ABC):
                 accepted="a QuantizedTensor",
                 todo="make one with make_empty(shape) or by quantizing",
             )
-        if noop_flag is not None and is_set(f"{type(self).__name__}.update_quantized", noop_flag):
+        if noop_flag is not None and noop_number(f"{type(self).__name__}.update_quantized", noop_flag) == 1.0:
             return dst
         storage = dst.quantized_storage
         self.quantize_storage(

@@ -67,8 +67,8 @@ def wrong(where: str, value: object, accepted: str) -> ArgumentError:
     return ArgumentError(where, got=repr(value), accepted=accepted, todo="correct the argument")
 
 
-def is_set(where: str, noop_flag: object) -> bool:
-    """Whether a flag on a device is 1.
+def noop_number(where: str, noop_flag: object) -> float:
+    """The number that a flag on a device holds.
 
     Raises:
         ArgumentError: no tensor of one element.
@@ -80,4 +80,4 @@ def is_set(where: str, noop_flag: object) -> bool:
             accepted="a tensor of one element, or None",
             todo="pass torch.zeros(1) or torch.ones(1)",
         )
-    return float(noop_flag) == 1.0
+    return float(noop_flag)
