@@ -16,7 +16,7 @@ from host_library import host_library_path
 from stub_backends import stub
 
 import te_hal
-from te_hal.dispatch import register_backend, selection
+from te_hal.dispatch import discovery, register_backend, selection
 from te_hal.doctor import State, diagnose, installation, musa_stack
 from te_hal.doctor.native_stack import foreign_checks, native_checks
 from te_hal.doctor.symptoms import SYMPTOMS, cure_for
@@ -90,6 +90,15 @@ def test_unknown_variables_are_wrong_and_known_ones_are_shown() -> None:
 def test_an_old_torch_is_wrong(monkeypatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.5.1")
     assert by_layer(installation.installation_checks())["torch"].state is State.WRONG
+
+
+def test_metadata_that_cannot_be_read_is_a_finding_and_no_error(monkeypatch) -> None:
+    def broken(*, group):
+        raise OSError(group)
+
+    monkeypatch.setattr(discovery.metadata, "entry_points", broken)
+    check = by_layer(installation.installation_checks())[f"entry points {discovery.GROUP}"]
+    assert (check.state, check.found) == (State.WRONG, "none")
 
 
 def with_library(monkeypatch, folder):
