@@ -106,8 +106,11 @@ class GroupedLinear(grouped_linear.GroupedLinear, BasicOperation):
             output: torch.Tensor = found
             return output
         output, biases = found
-        check_beside(self.label, "bias_scale", bias_scale, output, tuple(output.shape[:-1]))
+        bias_scale = check_beside(self.label, "bias_scale", bias_scale, output, tuple(output.shape[:-1]))
         stacked = biases if isinstance(biases, torch.Tensor) else torch.stack(list(biases))
-        counts = torch.as_tensor(split_sizes, device=output.device)
-        rows = torch.repeat_interleave(stacked, counts, dim=0, output_size=output.numel() // output.shape[-1])
-        return output + rows.view(output.shape) * bias_scale.unsqueeze(-1)  # type: ignore[union-attr] # checked
+        # Rows of no group are one more group, whose bias is 0.
+        stacked = torch.nn.functional.pad(stacked, (0, 0, 0, 1))
+        counts, total = torch.as_tensor(split_sizes, dtype=torch.int64, device=output.device), bias_scale.numel()
+        counts = torch.cat([counts, total - counts.sum(dim=0, keepdim=True)])
+        rows = torch.repeat_interleave(stacked, counts, dim=0, output_size=total)
+        return output + rows.view(output.shape) * bias_scale.unsqueeze(-1)

@@ -44,8 +44,8 @@ def wrong_size(label: str, shape: tuple[int, ...], size: int | None, name: str) 
     )
 
 
-def check_beside(label: str, what: str, tensor: object, like: torch.Tensor, shape: tuple[int, ...]) -> None:
-    """Refuse an extra input that is no tensor, or does not go with the op's own.
+def check_beside(label: str, what: str, tensor: object, like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """The extra input; refused where it is no tensor, or does not go with the op's own.
 
     Args:
         label: of the op, for the message.
@@ -67,3 +67,4 @@ def check_beside(label: str, what: str, tensor: object, like: torch.Tensor, shap
             accepted=f"shape {shape}, {like.dtype}, on {like.device}",
             todo="reshape, cast or move it",
         )
+    return tensor

@@ -213,6 +213,19 @@ def test_a_grouped_linear_scales_the_bias_of_a_row():
     torch.testing.assert_close(y, torch.cat(wanted))
 
 
+@pytest.mark.parametrize("sizes", [[7, 3], torch.tensor([7, 3], dtype=torch.int16)], ids=["list", "int16"])
+@pytest.mark.parametrize("bias", [{}, {"single_grouped_bias": True}], ids=["biases", "stacked"])
+def test_rows_of_no_group_get_no_bias_however_the_splits_are_given(sizes, bias):
+    op = OF.GroupedLinear(2, 16, 8, scale_bias=True, **bias)
+    for name in op.bias_names:
+        torch.nn.init.ones_(getattr(op, name))
+    x, scales = torch.zeros(12, 16), torch.rand(12)
+    y, of_x, of_scales = pairs(lambda a, s: op(a, sizes, s), x, scales)
+    assert torch.equal(y[:10], scales[:10, None].expand(10, 8))
+    assert not any(each[10:].any() for each in (y, of_x, of_scales))
+    assert of_scales[:10].all()
+
+
 def test_a_grouped_linear_refuses_scales_that_nothing_would_read():
     with pytest.raises(ValueError, match="bias_scale: got a value with scale_bias=False; accepted: None"):
         OF.GroupedLinear(2, 16, 8)(torch.randn(10, 16), [7, 3], torch.rand(10))
