@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import warnings
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -11,6 +12,8 @@ from te_hal.schema.formats import FLOATS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+_T = TypeVar("_T")
 
 _SEQUENCE_PARALLEL, _TENSOR_PARALLEL, _CONTEXT_PARALLEL = (
     "sequence parallelism",
@@ -113,6 +116,24 @@ def check_callable(where: str, function: object) -> None:
         raise ArgumentError(where, got=repr(function), accepted="a function, or None", todo="pass a function")
 
 
+def check_number(where: str, number: object, between: tuple[float, float] | None = None) -> float:
+    """A number, as a float.
+
+    Args:
+        where: names the argument, for the message.
+        number: as given.
+        between: the least and the largest that is taken; None: any.
+
+    Raises:
+        ArgumentError: no number, or out of these bounds.
+    """
+    known = isinstance(number, (int, float)) and not isinstance(number, bool)
+    if known and (between is None or between[0] <= number <= between[1]):  # type: ignore[operator] # a number
+        return float(number)  # type: ignore[arg-type] # a number
+    accepted = "a number" if between is None else f"a number from {between[0]} to {between[1]}"
+    raise ArgumentError(where, got=repr(number), accepted=accepted, todo="correct it")
+
+
 def check_epsilon(where: str, epsilon: object) -> float:
     """What a norm adds under the root, as a float.
 
@@ -122,6 +143,21 @@ def check_epsilon(where: str, epsilon: object) -> float:
     if isinstance(epsilon, (int, float)) and not isinstance(epsilon, bool) and epsilon >= 0:  # NaN is not
         return float(epsilon)
     raise ArgumentError(where, got=repr(epsilon), accepted="a number of at least 0", todo="correct it")
+
+
+def renamed(where: str, name: str, value: _T | None, older_name: str, older: _T | None) -> _T | None:
+    """The value of an argument of a function under ``run_eagerly``, whose caller is warned of the older name.
+
+    Raises:
+        ArgumentError: both are given.
+    """
+    if older is None:
+        return value
+    if value is not None:
+        got = f"both {older_name} and {name}"
+        raise ArgumentError(f"{where}: {older_name}", got=got, accepted="one of them", todo=f"pass {name}")
+    warnings.warn(f"{where}: {older_name} is the older name of {name}", DeprecationWarning, stacklevel=4)
+    return older
 
 
 def check_dtype(where: str, dtype: object) -> torch.dtype:

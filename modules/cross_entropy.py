@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, NamedTuple
 
 import torch
 
+from te_hal.modules.arguments import check_number, renamed
 from te_hal.modules.once import once
 from te_hal.modules.transforms import run_eagerly
 from te_hal.quantization import QuantizedTensor
@@ -57,7 +57,7 @@ def parallel_cross_entropy(
         ArgumentError: shapes, dtypes or devices that do not fit; a target that is no class; a smoothing out of range.
         UnsupportedError: a process group.
     """
-    logits = _renamed(inp, _input)
+    logits = renamed(_WHERE, "inp", inp, "_input", _input)
     if dist_process_group is not None:
         raise UnsupportedError(
             f"{_WHERE}: dist_process_group",
@@ -77,15 +77,6 @@ def parallel_cross_entropy(
     return losses.sum() / counted
 
 
-def _renamed(inp: torch.Tensor | None, older: torch.Tensor | None) -> torch.Tensor | None:
-    if older is None:
-        return inp
-    if inp is not None:
-        raise ArgumentError(f"{_WHERE}: _input", got="both inp and _input", accepted="one", todo="pass inp")
-    warnings.warn(f"{_WHERE}: _input is the older name of inp", DeprecationWarning, stacklevel=4)
-    return older
-
-
 def _checked(inp: object, target: object, label_smoothing: object, ignore_idx: object) -> torch.Tensor:
     """The logits, after a look at everything but the targets' values."""
     if not isinstance(inp, torch.Tensor) or not isinstance(target, torch.Tensor) or isinstance(inp, QuantizedTensor):
@@ -100,12 +91,7 @@ def _checked(inp: object, target: object, label_smoothing: object, ignore_idx: o
             accepted=f"[..., classes] in {', '.join(map(str, FLOATS))} and integers [...], on one device",
             todo="correct them",
         )
-    known = isinstance(label_smoothing, (int, float)) and not isinstance(label_smoothing, bool)
-    if not (known and 0 <= label_smoothing <= 1):  # type: ignore[operator] # a number
-        accepted = "a number from 0 to 1"
-        raise ArgumentError(
-            f"{_WHERE}: label_smoothing", got=repr(label_smoothing), accepted=accepted, todo="correct it"
-        )
+    check_number(f"{_WHERE}: label_smoothing", label_smoothing, (0, 1))
     if type(ignore_idx) is not int:
         raise ArgumentError(f"{_WHERE}: ignore_idx", got=repr(ignore_idx), accepted="an int", todo="correct it")
     return inp

@@ -90,7 +90,7 @@ class GroupedLinearFunction(torch.autograd.Function):
             if len(part):
                 operand = linear_steps.input_operand(part, product)
                 linear_steps.fprop(operand, weight, biases[number], plan, result[place])
-                kept = part if plan.key.keeps_original_input else linear_steps.kept_input(operand, plan, part)
+                kept = linear_steps.kept_input(operand, plan, part)
             inputs.append(kept)
             kept_weights.append(linear_steps.kept_weight(weight, plan, parameters[number]) if len(part) else None)
         tensors, ctx.rebuilds = prepare_for_saving(*inputs, *kept_weights)

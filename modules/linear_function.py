@@ -8,7 +8,7 @@ import torch
 
 from te_hal.modules import linear_steps
 from te_hal.modules.once import once
-from te_hal.modules.rows import as_result, plain_rows
+from te_hal.modules.rows import as_result
 from te_hal.modules.saved import prepare_for_saving, restore_from_saved
 from te_hal.modules.transforms import run_eagerly
 
@@ -46,10 +46,7 @@ class LinearFunction(torch.autograd.Function):
         weight_operand = weight if quantized_weight is None else quantized_weight
         input_operand = linear_steps.input_operand(input, call)
         output = linear_steps.fprop(input_operand, weight_operand, bias, plan)
-        if plan.key.keeps_original_input:
-            kept: linear_steps.Kept = plain_rows(input)
-        else:
-            kept = linear_steps.kept_input(input_operand, plan, input)
+        kept = linear_steps.kept_input(input_operand, plan, input)
         tensors, ctx.rebuilds = prepare_for_saving(kept, linear_steps.kept_weight(weight_operand, plan, weight))
         ctx.save_for_backward(*tensors)
         ctx.call, ctx.input_shape = call, input.shape

@@ -82,13 +82,15 @@ def fprop(
 
 
 def kept_input(input: Operand, plan: LinearPlan, plain: torch.Tensor | None = None) -> Kept:
-    """What is kept of the input for wgrad; None where it will not run.
+    """What is kept of the input for wgrad; None where it will not run, the input itself where the plan keeps that.
 
     Args:
         input: what fprop read.
         plan: of the product.
         plain: the input as it came, for those that keep that; a quantized one is dequantized.
     """
+    if plan.key.keeps_original_input and plain is not None:
+        return plain_rows(plain)
     return _kept(input, plan, plan.copies.input_kept, plain) if plan.key.wgrad else None
 
 

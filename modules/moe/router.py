@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from te_hal.modules.arguments import check_size, check_tensor, refuse_later
+from te_hal.modules.arguments import check_number, check_size, check_tensor, refuse_later
 from te_hal.modules.moe.checks import check_integers
 from te_hal.modules.moe.routing_map import RoutingMapFormat, checked_format, routing_map
 from te_hal.modules.moe.scores import SCORE_FUNCTIONS, SCORES, best, shares
@@ -82,7 +82,7 @@ def fused_topk_with_score_function(
         logits.float(), topk, (num_groups, group_topk), score_function, expert_bias, softmax_first=use_pre_softmax
     )
     if scaling_factor is not None:
-        weights = weights * _number(f"{where}: scaling_factor", scaling_factor)
+        weights = weights * check_number(f"{where}: scaling_factor", scaling_factor)
     probs = torch.zeros_like(logits, dtype=weights.dtype).scatter(-1, chosen, weights).to(logits.dtype)
     if topk_indices is not None:
         return probs, topk_indices.copy_(chosen)
@@ -192,7 +192,7 @@ def fused_moe_aux_loss(
         accepted = "an int, or a tensor of one integer"
         raise ArgumentError(f"{where}: total_num_tokens", got=got, accepted=accepted, todo="correct it")
     sums = (probs.float().sum(dim=0) * tokens_per_expert.detach().to(probs.device, torch.float32)).sum()
-    factor = num_experts * _number(f"{where}: coeff", coeff) / topk
+    factor = num_experts * check_number(f"{where}: coeff", coeff) / topk
     return (sums * factor / total_num_tokens / total_num_tokens).to(probs.dtype)
 
 
@@ -253,9 +253,3 @@ def _check_bias(where: str, expert_bias: object, score_function: str, logits: to
         f"{' or '.join(map(repr, SCORES))}; None",
         todo="leave it out, correct it, or choose another score_function",
     )
-
-
-def _number(where: str, value: object) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    raise ArgumentError(where, got=repr(value), accepted="a number", todo="correct it")

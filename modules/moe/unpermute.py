@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 import torch
 
-from te_hal.modules.arguments import check_tensor
+from te_hal.modules.arguments import check_tensor, renamed
 from te_hal.modules.moe.checks import check_integers, check_probs, check_rows
 from te_hal.modules.moe.permute import check_map_type
 from te_hal.modules.moe.row_functions import NOBODY, SumRows
@@ -54,7 +53,7 @@ def moe_unpermute(
         ArgumentError: a map, shape or probabilities that do not fit; both names of the probabilities.
     """
     check_rows(_WHERE, inp, quantized=False)
-    merging_probs = _renamed(merging_probs, probs)
+    merging_probs = renamed(_WHERE, "merging_probs", merging_probs, "probs", probs)
     if merging_probs is not None:
         check_tensor(f"{_WHERE}: merging_probs", merging_probs)
     if check_map_type(_WHERE, map_type) == "mask":
@@ -80,17 +79,6 @@ def moe_unpermute(
     weights = None if weights is None else weights.to(torch.float32)
     output: torch.Tensor = SumRows.apply(inp, weights, slots, _WHERE)  # type: ignore[no-untyped-call]
     return output
-
-
-def _renamed(merging_probs: torch.Tensor | None, probs: torch.Tensor | None) -> torch.Tensor | None:
-    if probs is None:
-        return merging_probs
-    if merging_probs is not None:
-        raise ArgumentError(
-            f"{_WHERE}: probs", got="both probs and merging_probs", accepted="one of them", todo="pass merging_probs"
-        )
-    warnings.warn("moe_unpermute: probs is the older name of merging_probs", DeprecationWarning, stacklevel=4)
-    return probs
 
 
 def _of_mask(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+import te_hal.ops
 from te_hal.dispatch import current_memo, resolve
 from te_hal.modules.once import once
 from te_hal.modules.rows import as_result
@@ -95,11 +96,5 @@ class ActivationFunction(torch.autograd.Function):
         plan: ActivationPlan = ctx.plan
         grad = dequantized(grad_output)
         if isinstance(kept, QuantizedStorage):
-            kept = _dequantize(kept, plan.key.dtype)
+            kept = te_hal.ops.dequantize(kept, out_dtype=plan.key.dtype)
         return plan.backward(grad.contiguous(), kept), None, None, None  # type: ignore[arg-type] # a tensor
-
-
-def _dequantize(storage: QuantizedStorage, dtype: torch.dtype) -> torch.Tensor:
-    kernel = resolve(Call("dequantize", storage.device, {"input": storage.kind}, {"out_dtype": dtype})).kernel
-    plain: torch.Tensor = kernel(storage, out_dtype=dtype)
-    return plain

@@ -147,10 +147,10 @@ def _front(
     if stage is None:
         return linear_steps.input_operand(given, call.linear), given, ()
     rows = plain_rows(given)
-    if isinstance(stage, NormStage) and gamma is not None:
-        normed = normalise(rows, gamma, beta, stage, call.linear)
+    if isinstance(stage, NormStage):
+        normed = normalise(rows, gamma, beta, stage, call.linear)  # type: ignore[arg-type] # a norm has a gamma
         return normed.operand, normed.output, (rows, gamma, *normed.statistics)
-    operand, plain = activate(rows.contiguous(), None, _activation(stage), call.linear)
+    operand, plain = activate(rows.contiguous(), None, stage, call.linear)
     return operand, plain, (rows,)
 
 
@@ -217,16 +217,10 @@ def _through_front(
     if isinstance(stage, NormStage):
         plain, of_gamma, of_beta = through_norm(product, None, of_front, stage.norm, rows.shape)
         return _Gradient(plain), (of_gamma, of_beta)
-    activation = _activation(stage)
     if before is None:
-        plain = activation.backward(product, rows, **activation.arguments, out_dtype=product.dtype)
+        plain = stage.backward(product, rows, **stage.arguments, out_dtype=product.dtype)
         return _Gradient(plain), (None, None)
     if before.plan.key.dgrad or before.plan.key.wgrad:
         linear_steps.note_backward(before)
-    operand, of_bias = activation_backward(product, rows, None, activation, before)
+    operand, of_bias = activation_backward(product, rows, None, stage, before)
     return _Gradient(None, operand, of_bias, made=True), (None, None)
-
-
-def _activation(stage: Any) -> ActivationStage:  # noqa: ANN401 - one of the two stages
-    made: ActivationStage = stage
-    return made

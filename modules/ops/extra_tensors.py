@@ -73,8 +73,8 @@ class MakeExtraOutput(BasicOperation):
     """``forward(input)``: the input twice, once to go through and once as an extra output; gradients add up.
 
     Args:
-        in_place: add up gradients in the memory of the extra output's, which nobody else reads then. torch adds them
-            in memory of its own where it must; the sum is the same.
+        in_place: accepted, for callers written for Transformer Engine; in which memory gradients are added is torch's
+            choice, and the sum is the same.
     """
 
     num_extra_outputs = 1

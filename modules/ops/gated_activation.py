@@ -9,6 +9,7 @@ import torch
 
 from te_hal.dispatch import current_memo
 from te_hal.modules.activation_stage import check_activation
+from te_hal.modules.arguments import check_size
 from te_hal.modules.ops.activation import Activation, SReLU
 from te_hal.modules.ops.activation_function import ActivationPlan
 from te_hal.modules.ops.input_checks import check_beside, wrong_size
@@ -34,14 +35,7 @@ class _Interleaved(Activation):
     def __init__(self, *, cache_quantized_input: bool = False, glu_interleave_size: int | None = None) -> None:
         super().__init__(cache_quantized_input=cache_quantized_input)
         size = glu_interleave_size
-        if size is not None and (type(size) is not int or size <= 0):
-            raise ArgumentError(
-                f"{self.label}: glu_interleave_size",
-                got=repr(size),
-                accepted="a positive int, or None",
-                todo="correct it",
-            )
-        self.glu_interleave_size = size
+        self.glu_interleave_size = None if size is None else check_size(f"{self.label}: glu_interleave_size", size)
 
     def may_join(self) -> bool:
         """Where the halves lie as kernels read them."""

@@ -32,6 +32,15 @@ class Link(NamedTuple):
     add: AddExtraInput | None
 
 
+#: Which parts may follow a part of a link; None: begin one.
+_NEXT: dict[Part | None, tuple[Part, ...]] = {
+    None: (Part.FRONT, Part.PRODUCT),
+    Part.FRONT: (Part.PRODUCT,),
+    Part.PRODUCT: (Part.BIAS, Part.ADD),
+    Part.BIAS: (Part.ADD,),
+    Part.ADD: (),
+}
+
 #: What runs by itself: an op, or links one behind the other.
 Step: TypeAlias = "FusibleOperation | tuple[Link, ...]"
 
@@ -62,15 +71,13 @@ def steps_of(ops: Sequence[FusibleOperation]) -> list[Step]:
 def _link_at(ops: Sequence[FusibleOperation], start: int) -> Link | None:
     """The link that begins with an op; None where none does."""
     found: dict[Part, FusibleOperation] = {}
-    order = (Part.FRONT, Part.PRODUCT, Part.BIAS, Part.ADD)
+    last: Part | None = None
     for op in ops[start:]:
-        later = order[order.index(max(found, key=order.index)) + 1 :] if found else order[:2]
-        if op.part not in later or not op.may_join() or op.has_hooks():
+        if op.part not in _NEXT[last] or not op.may_join() or op.has_hooks():
             break
-        if Part.PRODUCT not in found and found and op.part is not Part.PRODUCT:
-            break
-        found[op.part] = op
+        last = op.part
+        found[last] = op
     if Part.PRODUCT not in found:
         return None
-    parts = [found.get(part) for part in order]
+    parts = [found.get(part) for part in Part]  # in the order of Link
     return Link(*cast("tuple[Front | None, BasicLinear, Bias | None, AddExtraInput | None]", parts))

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from te_hal.modules import layernorm, rmsnorm
 from te_hal.modules.activation_dtype import activation_dtype, plain_input
-from te_hal.modules.arguments import check_epsilon, check_size
+from te_hal.modules.arguments import check_epsilon, check_prepared_sizes
 from te_hal.modules.attention.qk_norm import L2Norm
+from te_hal.modules.normalization import Normalization
 from te_hal.modules.ops.input_checks import check_input
 from te_hal.modules.ops.operation import BasicOperation, Part
 
@@ -16,15 +17,37 @@ if TYPE_CHECKING:
 
     import torch
 
-    from te_hal.modules.normalization import Normalization
+
+class _FrontNorm(Normalization, BasicOperation):
+    """What the norms with parameters share: the op's arguments, and that a product may follow in the same pass."""
+
+    part: ClassVar[Part | None] = Part.FRONT
+
+    def __init__(
+        self,
+        normalized_shape: int | Iterable[int],
+        *,
+        eps: float = 1e-5,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        zero_centered_gamma: bool = False,
+        sm_margin: int = 0,
+    ) -> None:
+        super().__init__(
+            normalized_shape,
+            eps,
+            zero_centered_gamma=zero_centered_gamma,
+            device=device,
+            dtype=dtype,
+            sm_margin=sm_margin,
+        )
+
+    def may_join(self) -> bool:
+        """Where rows are normalised each by itself, as a product reads them."""
+        return len(self.normalized_shape) == 1
 
 
-def _runs_in_front(norm: Normalization) -> bool:
-    """A product reads rows that are normalised each by itself."""
-    return len(norm.normalized_shape) == 1
-
-
-class LayerNorm(layernorm.LayerNorm, BasicOperation):
+class LayerNorm(_FrontNorm, layernorm.LayerNorm):
     """Layer normalisation over the trailing sizes (docs/numerics.md, N1 to N4).
 
     Before a BasicLinear in a Sequential, under FP8, it quantizes its result in one pass (F1).
@@ -42,59 +65,9 @@ class LayerNorm(layernorm.LayerNorm, BasicOperation):
         ArgumentError: a shape, ``eps``, dtype or device that is none.
     """
 
-    part: ClassVar[Part | None] = Part.FRONT
 
-    def __init__(
-        self,
-        normalized_shape: int | Iterable[int],
-        *,
-        eps: float = 1e-5,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        zero_centered_gamma: bool = False,
-        sm_margin: int = 0,
-    ) -> None:
-        super().__init__(
-            normalized_shape,
-            eps,
-            zero_centered_gamma=zero_centered_gamma,
-            device=device,
-            dtype=dtype,
-            sm_margin=sm_margin,
-        )
-
-    def may_join(self) -> bool:
-        """Where rows are normalised each by itself."""
-        return _runs_in_front(self)
-
-
-class RMSNorm(rmsnorm.RMSNorm, BasicOperation):
+class RMSNorm(_FrontNorm, rmsnorm.RMSNorm):
     """Root mean square normalisation over the trailing sizes; as :class:`LayerNorm`, without a bias."""
-
-    part: ClassVar[Part | None] = Part.FRONT
-
-    def __init__(
-        self,
-        normalized_shape: int | Iterable[int],
-        *,
-        eps: float = 1e-5,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        zero_centered_gamma: bool = False,
-        sm_margin: int = 0,
-    ) -> None:
-        super().__init__(
-            normalized_shape,
-            eps,
-            zero_centered_gamma=zero_centered_gamma,
-            device=device,
-            dtype=dtype,
-            sm_margin=sm_margin,
-        )
-
-    def may_join(self) -> bool:
-        """Where rows are normalised each by itself."""
-        return _runs_in_front(self)
 
 
 class L2Normalization(L2Norm, BasicOperation):
@@ -112,9 +85,7 @@ class L2Normalization(L2Norm, BasicOperation):
         self, *, eps: float = 1e-6, seq_length: int | None = None, micro_batch_size: int | None = None
     ) -> None:
         super().__init__(check_epsilon("L2Normalization: eps", eps))
-        for name, size in (("seq_length", seq_length), ("micro_batch_size", micro_batch_size)):
-            if size is not None:
-                check_size(f"L2Normalization: {name}", size)
+        check_prepared_sizes("L2Normalization", seq_length, micro_batch_size)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Same shape as ``input``, in the activation dtype.

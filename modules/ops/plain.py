@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from te_hal.modules.arguments import check_number
 from te_hal.modules.ops.input_checks import check_input
 from te_hal.modules.ops.operation import BasicOperation
 from te_hal.quantization.quantized_tensor import dequantized
@@ -63,8 +64,7 @@ class ConstantScale(BasicOperation):
 
     def __init__(self, scale: float) -> None:
         super().__init__()
-        if isinstance(scale, bool) or not isinstance(scale, (int, float)):
-            raise ArgumentError("ConstantScale: scale", got=repr(scale), accepted="a number", todo="correct it")
+        check_number("ConstantScale: scale", scale)
         self.scale = scale
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -89,9 +89,7 @@ class Dropout(BasicOperation):
 
     def __init__(self, p: float) -> None:
         super().__init__()
-        if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p <= 1:
-            raise ArgumentError("Dropout: p", got=repr(p), accepted="a number from 0 to 1", todo="correct it")
-        self.dropout_probability = float(p)
+        self.dropout_probability = check_number("Dropout: p", p, (0, 1))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Same shape and dtype as ``input``."""
