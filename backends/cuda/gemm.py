@@ -10,6 +10,7 @@ import torch
 from te_hal.backends.cuda import block_gemm
 from te_hal.ffi.marshalling.block_matmul import has_blocks
 from te_hal.ffi.marshalling.gemm_choice import VendorGemm, Way
+from te_hal.ffi.marshalling.scaled_matmul import PRECISE_RESULTS
 from te_hal.schema.backend import ALONG_THE_SUM
 from te_hal.schema.formats import E5M2
 from te_hal.schema.nvfp4_layout import NVFP4_MODES
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from te_hal.schema.formats import ElementFormat, ScalingMode
     from te_hal.schema.support import Kind
 
-#: Results that show the error of Hopper's FP8 sums, 1.3e-4: half a unit of fp16 is 2.4e-4, of bf16 2e-3.
-_PRECISE = (torch.float32, torch.float16)
 #: The first compute capability with FP8 products.
 _FP8_PRODUCTS = (8, 9)
 
@@ -43,7 +42,7 @@ def choose(device: torch.device, a: Kind, b: Kind, dtype: torch.dtype | None) ->
     if a.mode in NVFP4_MODES:
         return Way.DECODED
     has_products = torch.cuda.get_device_capability(device) >= _FP8_PRODUCTS
-    scaled = has_products and dtype not in _PRECISE and not a.format == b.format == E5M2
+    scaled = has_products and dtype not in PRECISE_RESULTS and not a.format == b.format == E5M2
     return Way.SCALED if scaled else Way.DECODED
 
 

@@ -15,13 +15,13 @@ from te_hal.backends.musa import groupwise
 from te_hal.backends.musa.device import architecture
 from te_hal.ffi.marshalling.block_matmul import has_blocks
 from te_hal.ffi.marshalling.gemm_choice import VendorGemm, Way
+from te_hal.ffi.marshalling.scaled_matmul import PRECISE_RESULTS
 from te_hal.schema.nvfp4_layout import NVFP4_MODES
 from te_hal.schema.storage import StorageKind
 
 if TYPE_CHECKING:
     from te_hal.schema.support import Kind
 
-_PRECISE = (torch.float32, torch.float16)
 _FP8_PRODUCTS = 31
 _BF16_PRODUCTS = 22
 
@@ -36,7 +36,7 @@ def choose(device: torch.device, a: Kind, b: Kind, dtype: torch.dtype | None) ->
     if has_blocks(a, b):
         return _choose_blocks(found, a, b, dtype)
     if isinstance(a, StorageKind) and isinstance(b, StorageKind):
-        if found >= _FP8_PRODUCTS and dtype not in _PRECISE and a.mode not in NVFP4_MODES:
+        if found >= _FP8_PRODUCTS and dtype not in PRECISE_RESULTS and a.mode not in NVFP4_MODES:
             return Way.SCALED
         return Way.DECODED if found >= _BF16_PRODUCTS else Way.PORTABLE
     if isinstance(a, StorageKind) or isinstance(b, StorageKind):

@@ -79,7 +79,7 @@ def bias_activation_bwd(
         codes.DTYPES[added.dtype],
         address(grad_input),
         codes.DTYPES[grad_input.dtype],
-        0 if grad_bias is None else address(grad_bias),
+        address(grad_bias),
         codes.NO_DTYPE if grad_bias is None else codes.DTYPES[grad_bias.dtype],
         *scratch(workspace),
         native.stream(device),

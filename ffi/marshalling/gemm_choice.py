@@ -137,7 +137,7 @@ def _reason(way: Way, call: Call) -> str:
         return "both operands are quantized, and the vendor multiplies them as they are"
     if way is Way.PORTABLE and len(quantized) == 1:
         return "one operand is quantized and the other is not, which no product of the vendor takes"
-    if way is Way.DECODED and _result_dtype(call) in (torch.float32, torch.float16) and E2M1 not in quantized:
+    if way is Way.DECODED and _result_dtype(call) in scaled_matmul.PRECISE_RESULTS and E2M1 not in quantized:
         return "for an fp32 result, or one in fp16, the vendor's FP8 product adds up too coarsely, or is not known"
     if way is Way.DECODED and quantized == [E5M2, E5M2]:
         return "the vendor does not multiply E5M2 by E5M2"

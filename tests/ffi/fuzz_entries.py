@@ -37,6 +37,8 @@ OPTIONAL = (
 )
 NUMBERS = (0.0, 1.0, -1.0, 1e-5, 448.0, 57344.0, 7.0, 1e300, -1e300, float("inf"), float("-inf"), float("nan"))
 LAST_CODE = {
+    "op": 21,
+    "kind": 12,
     "dtype": 6,
     "mode": 10,
     "order": 1,
@@ -48,6 +50,11 @@ LAST_CODE = {
     "algo": 1,
     "groups": 4,
 }
+
+
+def last_code(name: str, other: int) -> int:
+    """The last code of what an argument or a field is named after; `other` where it is no code."""
+    return next((value for word, value in LAST_CODE.items() if name.endswith(word)), other)
 
 
 class HostMemory:
@@ -200,8 +207,7 @@ class Caller:
         if name.endswith("dtype"):
             fp8 = name in ("output_dtype", "data_dtype") and self.random.random() < 0.6
             return self.random.choice((4, 5)) if fp8 else self.random.choice((self.dtype, self.random.randint(0, 6)))
-        last = next((value for word, value in LAST_CODE.items() if name.endswith(word)), 4)
-        return self.random.randint(0, last)
+        return self.random.randint(0, last_code(name, 4))
 
     def operand_code(self, name: str, quantized: bool) -> int:
         """A code of a gemm's operand, plain or quantized as a whole."""
@@ -219,8 +225,7 @@ class Caller:
             call = call_type.from_buffer_copy(self.random.randbytes(ctypes.sizeof(call_type)))
             for field, field_type in call_type._fields_:
                 if not self.is_hostile(3):
-                    last = 18 if field == "op" else 10 if field.endswith("mode") else 6 if "dtype" in field else 3
-                    setattr(call, field, self.random.randint(0, last))
+                    setattr(call, field, self.random.randint(0, last_code(field, 3)))
                 del field_type
             call.struct_size = self.random.choice((0, 4, 8, 40, ctypes.sizeof(call)))
             self.kept = call
