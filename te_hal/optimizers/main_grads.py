@@ -35,16 +35,18 @@ def warn_of_main_grads(
     Returns:
         Whether there was something to warn of.
     """
-    names = group.get("param_names") or [f"{index} of group {number}" for index in range(len(group["params"]))]
+    parameters = group["params"]
     missed = [
-        f"{name} (shape {tuple(parameter.shape)})"
-        for name, parameter in zip(names, group["params"], strict=True)
+        place
+        for place, parameter in enumerate(parameters)
         if _is_passed_over(parameter, gradients[parameter], parameter in known)
     ]
     if missed:
-        more = f" and {len(missed) - 1} more" if len(missed) > 1 else ""
+        place, more = missed[0], f" and {len(missed) - 1} more" if len(missed) > 1 else ""
+        names = group.get("param_names")
+        first = f"{names[place] if names else f'{place} of group {number}'} (shape {tuple(parameters[place].shape)})"
         warnings.warn(
-            f"{where}.step: got a gradient in main_grad, and none in {attribute}, of parameter {missed[0]}{more}, which"
+            f"{where}.step: got a gradient in main_grad, and none in {attribute}, of parameter {first}{more}, which"
             f" the step does not train with it; accepted: gradients in {attribute}; before each step set"
             " parameter.grad = parameter.main_grad.to(parameter.dtype), or, with FusedAdam(use_decoupled_grad=True),"
             " parameter.decoupled_grad = parameter.main_grad",
