@@ -199,9 +199,10 @@ typedef struct te_hal_call {
                                   softmax: te_hal_causal; else 0                                                     */
     uint32_t flags;            /* te_hal_flag                                                                        */
     int32_t  input_dtype;      /* of the first operand: input; gemm: a; backward ops: input (softmax: output)        */
-    int32_t  other_dtype;      /* of the second: gemm: b; norms: weight; backward of an activation, softmax: gradient */
-    int32_t  bias_dtype;       /* gemm, layernorm: bias; ..._bwd_quantize, bias_grad_quantize: grad_bias;
-                                  norm_bwd: gradient                                                                 */
+    int32_t  other_dtype;      /* of the second: gemm: b; norms: weight; backward of an activation, softmax: gradient;
+                                  bias_residual: residual                                                            */
+    int32_t  bias_dtype;       /* gemm, layernorm, bias_activation_..., bias_residual: bias; ..._bwd_quantize,
+                                  bias_grad_quantize: grad_bias; norm_bwd: gradient                                  */
     int32_t  output_dtype;     /* of the result; a quantized result: of its codes                                    */
     int32_t  input_mode;       /* te_hal_mode of a quantized first operand (dequantize, gemm)                        */
     int32_t  other_mode;       /* the same of the second (gemm)                                                      */

@@ -46,9 +46,7 @@ TE_KERNEL amax_of_elements(const typename T::Storage* __restrict__ input, int64_
 
 TE_KERNEL amax_of_partials(const uint32_t* __restrict__ partials, int64_t count, float* amax, bool accumulate) {
     TE_SHARED(AmaxShared, shared);
-    uint32_t largest = 0;
-    for (int64_t i = thread_index(); i < count; i += kThreads) largest = larger(largest, partials[i]);
-    largest = block_max(largest, shared.partials);
+    const uint32_t largest = reduce_partials(partials, count, shared.partials);
     if (thread_index() == 0) leave_amax(largest, amax, accumulate);
 }
 

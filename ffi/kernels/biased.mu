@@ -69,7 +69,7 @@ struct BiasResidual {
     }
 };
 
-// The gradient; its bias is the column's (ColumnState below), so results() is asked there.
+// The gradient. Its bias is loaded once for a column (ColumnBias below), so biased_gradients() takes both.
 template <class Formula, class Reader_>
 struct BiasBackward {
     using Reader = Reader_;
@@ -129,8 +129,9 @@ bias_gradients(Source source, int64_t rows, typename Source::Reader::Writer outp
             add_values(sums, gradients);
         }
     }
-    if (partials == nullptr) return;  // the same for the whole grid
-    leave_tile_sums(shared, place, sums, partials + place.first_row() / kTile * source.cols + place.first_col());
+    if (partials != nullptr) {  // the same for the whole grid
+        leave_tile_sums(shared, place, sums, partials + place.first_row() / kTile * source.cols + place.first_col());
+    }
 }
 
 inline int64_t bias_activation_workspace_bytes(int64_t rows, int64_t cols) {

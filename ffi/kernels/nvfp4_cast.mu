@@ -39,12 +39,6 @@ struct Fp4Shared {
     Partials of_transformed;
 };
 
-TE_DEVICE uint32_t reduce_partials(const uint32_t* found, int64_t count, Partials& partials) {
-    uint32_t largest = 0;
-    for (int64_t i = thread_index(); i < count; i += kThreads) largest = larger(largest, found[i]);
-    return block_max(largest, partials);
-}
-
 struct Fp4TensorScales {
     TensorScale rowwise;
     TensorScale columnwise;

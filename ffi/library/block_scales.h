@@ -11,10 +11,13 @@ struct BlockShape {
     int col_shift;
 };
 
+inline bool is_nvfp4(int32_t mode) {
+    return mode >= TE_HAL_MODE_NVFP4 && mode <= TE_HAL_MODE_NVFP4_HADAMARD;
+}
+
 inline BlockShape block_shape(int32_t mode, bool rowwise) {
     if (mode == TE_HAL_MODE_BLOCK_128X128 || mode == TE_HAL_MODE_MTFP8_128X128) return {7, 7};
-    const bool is_fp4 = mode >= TE_HAL_MODE_NVFP4 && mode <= TE_HAL_MODE_NVFP4_HADAMARD;
-    const int length = mode == TE_HAL_MODE_MXFP8 ? 5 : is_fp4 ? 4 : 7;
+    const int length = mode == TE_HAL_MODE_MXFP8 ? 5 : is_nvfp4(mode) ? 4 : 7;
     return rowwise ? BlockShape{0, length} : BlockShape{length, 0};
 }
 

@@ -2,13 +2,10 @@
 #pragma once
 
 #include "arguments.h"
+#include "block_scales.h"
 #include "launch.h"
 
 namespace te {
-
-inline bool is_nvfp4(int32_t mode) {
-    return mode >= TE_HAL_MODE_NVFP4 && mode <= TE_HAL_MODE_NVFP4_HADAMARD;
-}
 
 constexpr int64_t kFp4BlockLength = 16;
 constexpr int64_t kLineMultiple = 128;
