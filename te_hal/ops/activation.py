@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +11,7 @@ from te_hal.dispatch import entry, register_composition
 from te_hal.ops.activation_formulas import FORMULAS, GATES, swish
 from te_hal.ops.pieces import in_one, row_pieces
 from te_hal.schema.activation import ACTIVATION_BWD, ACTIVATION_FWD
+from te_hal.schema.formats import FLOAT32_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -180,8 +182,10 @@ def _halves(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _clamped_parameters(limit: float | None, alpha: float | None, offset: float | None) -> tuple[float, float, float]:
+    bound = _LIMIT if limit is None else limit
     return (
-        _LIMIT if limit is None else limit,
+        # torch refuses to clamp at a number that fp32 has as infinite, where there is nothing to clamp.
+        bound if abs(bound) <= FLOAT32_MAX else math.copysign(math.inf, bound),
         _ALPHA if alpha is None else alpha,
         _LINEAR_OFFSET if offset is None else offset,
     )

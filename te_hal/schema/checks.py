@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from te_hal.schema import groups, shapes, validate, written
+from te_hal.schema.formats import FLOAT32_ZERO
 from te_hal.schema.op import FlagType, Operand, OpSchema
 from te_hal.schema.storage import QuantizedStorage
 
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
     Hit = tuple[Kernel, list[int]]
     Memo = dict[tuple[object, ...], Hit]
 
+# Not a float, NaN, or so small that kernels, which have it in fp32, would take it for 0.
+_NO_NUMBER = f"type({{0}}) is not float or not ({{0}} > {FLOAT32_ZERO!r} or {{0}} == 0 or {{0}} < {-FLOAT32_ZERO!r})"
 # bool is here although it may be keyed: 1 finds the kernel remembered for True.
 _ALWAYS_CHECKED = {
-    FlagType.FLOAT: ("type({0}) is not float", "check_number"),
+    FlagType.FLOAT: (_NO_NUMBER, "check_number"),
     FlagType.FLOATS: ("True", "check_numbers"),
-    FlagType.OPTIONAL_FLOAT: ("{0} is not None and type({0}) is not float", "check_number"),
+    FlagType.OPTIONAL_FLOAT: (f"{{0}} is not None and ({_NO_NUMBER})", "check_number"),
     FlagType.OPTIONAL_INT: ("{0} is not None and type({0}) is not int", "check_integer"),
     FlagType.INT: ("type({0}) is not int", "check_integer"),
     FlagType.BOOL: ("type({0}) is not bool", "check_bool"),

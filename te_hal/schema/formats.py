@@ -12,6 +12,9 @@ from te_hal.schema.errors import ArgumentError
 #: Largest finite fp32 value: what a scale becomes when the exact quotient overflows (docs/numerics.md, S3).
 FLOAT32_MAX = 3.4028234663852886e38
 
+#: The largest number that fp32 rounds to 0.
+FLOAT32_ZERO = 2.0**-150
+
 #: Dtypes of unquantized operands.
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 

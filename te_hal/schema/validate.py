@@ -11,6 +11,7 @@ import torch
 from te_hal.schema import groups
 from te_hal.schema.advice import instead_of_dtype, instead_of_storage
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
+from te_hal.schema.formats import FLOAT32_ZERO
 from te_hal.schema.op import Flag, FlagType, Operand, OpSchema
 from te_hal.schema.storage import QuantizedStorage
 from te_hal.schema.support import Call
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from te_hal.schema.op import Rule
     from te_hal.schema.support import Kind
 
+#: Beyond the largest float: ints there cannot be handed to a kernel.
+_FLOAT_END = 2**1024 - 2**970
 _SEE_REFERENCE = "see the op's page in docs/ops.md"
 
 
@@ -160,9 +163,17 @@ def _check_flag(schema: OpSchema, flag: Flag, value: Any) -> None:  # noqa: ANN4
 
 
 def check_number(schema: OpSchema, name: str, value: object) -> None:
-    """Refuse what is not a plain finite-or-infinite number (bool, str, tensor, NaN)."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:  # noqa: PLR0124 - NaN
+    """Refuse what is no plain number, and what kernels could not take as what it is.
+
+    That is a bool, str, tensor or NaN; an int that no float holds; and a number that fp32, in which kernels have it,
+    turns into 0.
+    """
+    number = isinstance(value, float) or (type(value) is int and -_FLOAT_END < value < _FLOAT_END)
+    if not number or value != value:  # noqa: PLR0124 - NaN
         raise ArgumentError(f"{schema.name}: {name}", got=repr(value), accepted="a Python number", todo=_SEE_REFERENCE)
+    if value and -FLOAT32_ZERO <= value <= FLOAT32_ZERO:  # type: ignore[operator] # a number, see above
+        accepted = "0, or a number that is more than 0 in fp32 (above 2**-150), in either direction"
+        raise ArgumentError(f"{schema.name}: {name}", got=repr(value), accepted=accepted, todo="pass 0.0 if 0 is meant")
 
 
 def check_numbers(schema: OpSchema, name: str, value: object) -> None:

@@ -251,13 +251,10 @@ RULES = {
         "`out` and `out_dtype` must name one dtype",
     ),
     "fp8_max_zero": ("compute_scale", None, {"fp8_max": 0.0}, "fp8_max must be positive"),
-    "fp8_max_nan": ("compute_scale", None, {"fp8_max": float("nan")}, "fp8_max must be positive"),
     "fp8_max_infinite": ("compute_scale", None, {"fp8_max": float("inf")}, "at most fp32's largest"),
     "fp8_max_beyond_fp32": ("compute_scale", None, {"fp8_max": 1e300}, "at most fp32's largest"),
     "epsilon_negative": ("compute_scale", None, {"epsilon": -1e-9}, "epsilon must be a number from 0"),
     "epsilon_infinite": ("compute_scale", None, {"epsilon": float("inf")}, "to fp32's largest"),
-    "epsilon_nan": ("compute_scale", None, {"epsilon": float("nan")}, "epsilon must be a number"),
-    "value_for_inf_nan": ("compute_scale", None, {"value_for_inf": float("nan")}, "value_for_inf must be positive"),
     "value_for_inf_zero": ("compute_scale", None, {"value_for_inf": 0}, "value_for_inf must be positive"),
     "value_for_inf_infinite": ("compute_scale", None, {"value_for_inf": float("inf")}, "at most fp32's largest"),
     "fp8_max_negative": ("update_delayed_scale", None, {"fp8_max": -448}, "fp8_max must be positive"),
@@ -277,7 +274,7 @@ RULES = {
     ),
     "layernorm_epsilon": ("layernorm_fwd", None, {"epsilon": -1.0}, "epsilon must be a number from 0"),
     "layernorm_epsilon_infinite": ("layernorm_fwd", None, {"epsilon": float("inf")}, "to fp32's largest"),
-    "rmsnorm_epsilon": ("rmsnorm_fwd", None, {"epsilon": float("nan")}, "epsilon must be a number from 0"),
+    "rmsnorm_epsilon": ("rmsnorm_fwd", None, {"epsilon": -1.0}, "epsilon must be a number from 0"),
     "limit_of_swiglu": ("activation_fwd", "swiglu", {"limit": 7.0}, "belong to clamped_swiglu"),
     "alpha_of_gelu": ("activation_bwd", "gelu", {"alpha": 1.0}, "belong to clamped_swiglu"),
     "current_no_copy": ("quantize_current", None, {"rowwise": False}, "at least one of rowwise"),
@@ -371,6 +368,26 @@ def test_a_float_flag_takes_ints_and_infinities_but_no_bool(value: float) -> Non
             ops.softmax_fwd(torch.ones(2, 2), scale=value)
     else:
         ops.softmax_fwd(torch.ones(2, 2), scale=value)
+
+
+NO_NUMBERS = {
+    "nan": ("compute_scale", {"fp8_max": float("nan")}, "fp8_max: got nan; accepted: a Python number"),
+    "nan_that_no_rule_is_about": ("softmax_fwd", {"scale": float("nan")}, "scale: got nan"),
+    "an_int_that_no_float_holds": ("softmax_fwd", {"scale": 10**400}, "accepted: a Python number"),
+    "0_in_fp32": ("compute_scale", {"fp8_max": 1e-60}, r"fp8_max: got 1e-60; accepted: 0, or a number that is more"),
+    "0_in_fp32_by_rounding": ("update_delayed_scale", {"fp8_max": 2.0**-150}, "more than 0 in fp32"),
+    "0_in_fp32_below_0": ("compute_scale", {"epsilon": -1e-60}, "more than 0 in fp32"),
+    "0_in_fp32_for_inf": ("compute_scale", {"value_for_inf": 1e-60}, "more than 0 in fp32"),
+    "0_in_fp32_among_several": ("update_delayed_scales", {"fp8_maxima": [1.0, 1e-60]}, "fp8_maxima: got 1e-60"),
+}
+
+
+@pytest.mark.parametrize("case", NO_NUMBERS)
+def test_a_number_that_kernels_cannot_take_as_what_it_is_is_refused(case: str) -> None:
+    op, changed, words = NO_NUMBERS[case]
+    right = arguments(SCHEMAS[op], None)
+    with pytest.raises(ArgumentError, match=words):
+        getattr(ops, op)(**{**right, **changed})
 
 
 def test_right_calls_give_no_warning() -> None:
