@@ -34,6 +34,12 @@ def run(kind: type[QuantizedTensor], func: Callable[..., Any], args: tuple[Any, 
     Returns:
         A QuantizedTensor or a plain tensor, by operation.
     """
+    if torch.is_inference_mode_enabled():
+        return _in_inference_mode(kind, func, args, kwargs)
+    return _run(kind, func, args, kwargs)
+
+
+def _run(kind: type[QuantizedTensor], func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
     kept = _KEPT.get(func)
     if kept is not None:
         result = kept(*args, **kwargs)
@@ -43,6 +49,21 @@ def run(kind: type[QuantizedTensor], func: Callable[..., Any], args: tuple[Any, 
         return _in_place(kind, func, args, kwargs)
     plain_args, plain_kwargs = pytree.tree_map_only(kind, _plain, (args, kwargs))
     return func(*plain_args, **plain_kwargs)
+
+
+def _in_inference_mode(
+    kind: type[QuantizedTensor], func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:  # noqa: ANN401
+    """Run it as outside: torch hands over whole functions there, and wants views to be no inference tensors."""
+    if func not in _KEPT:
+        result = func.decompose(*args, **kwargs)  # type: ignore[attr-defined] # of every operator of torch
+        if result is not NotImplemented:
+            return result
+    of_inference = any(isinstance(t, kind) and t.is_inference() for t in pytree.tree_leaves((args, kwargs)))
+    if of_inference or not func.is_view:
+        return _run(kind, func, args, kwargs)
+    with torch.inference_mode(False), torch.no_grad():
+        return _run(kind, func, args, kwargs)
 
 
 def _plain(tensor: QuantizedTensor) -> torch.Tensor:
