@@ -20,7 +20,6 @@ from te_hal.quantization.operand_formats import override_of, recipe_formats
 from te_hal.recipe import CustomRecipe
 from te_hal.schema.errors import ArgumentError, UnsupportedError
 from te_hal.schema.formats import FLOATS
-from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from te_hal.modules.main_grad import FirstMicrobatch, Microbatches
     from te_hal.modules.plan import LinearPlan
     from te_hal.modules.plan_cache import PlanCache
+    from te_hal.modules.weight_cache import Quantized
     from te_hal.quantization.autocast import Frame
     from te_hal.quantization.operand_formats import Formats
     from te_hal.quantization.quantizer import Quantizer
@@ -63,7 +63,7 @@ class Fp8Module(DelaysWgrad, ScalingModule):
         self._plans = plans
 
     @property
-    def _fp8_workspaces(self) -> dict[str, QuantizedStorage]:
+    def _fp8_workspaces(self) -> dict[str, Quantized]:
         return self._weight_cache.storages
 
     def begin_forward(self, frame: Frame, device: torch.device, order: ColumnwiseOrder) -> None:
@@ -193,7 +193,7 @@ class Fp8Module(DelaysWgrad, ScalingModule):
             weight: detached, in the activation dtype; one that lives in FP8 is not quantized again.
             plan: says which copies.
             is_first_microbatch: None: quantize. True: quantize and keep. False: take what is kept, if it fits. What
-                is no QuantizedStorage (plain, or of a HybridQuantizer) is not kept but made each time.
+                stays plain is not kept but made each time.
             gemm: number of the product that reads it.
         """
         if isinstance(weight, QuantizedTensor):
@@ -204,7 +204,7 @@ class Fp8Module(DelaysWgrad, ScalingModule):
             )
         kept = self._weight_cache.get(name, parameters, plan) if is_first_microbatch is False else None
         operand = kept or self._cast_weight(self.quantizers, weight, plan, gemm)
-        if is_first_microbatch is None or not isinstance(operand, QuantizedStorage):
+        if is_first_microbatch is None or isinstance(operand, torch.Tensor):
             return operand
         if kept is None:
             self._weight_cache.put(name, operand, parameters, plan)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from te_hal.modules.fp8_module import Fp8Module
-from te_hal.quantization import HybridQuantizedTensor, QuantizedTensor
+from te_hal.quantization import QuantizedTensor
+from te_hal.quantization.hybrid_storage import HybridStorage
 from te_hal.schema.errors import ArgumentTypeError
 from te_hal.schema.storage import QuantizedStorage
 
@@ -144,7 +145,7 @@ def _of_modules(model: torch.nn.Module) -> Iterator[_Found]:
         prefix = f"{path}." if path else ""
         for name, storage in module._fp8_workspaces.items():  # noqa: SLF001 - TE's name for it
             why = "kept since the first microbatch; clear_weight_caches() drops it"
-            yield from _of_storage(f"{prefix}{name} (kept)", "cached weight", storage, why)
+            yield from _of_quantized(f"{prefix}{name} (kept)", "cached weight", storage, why)
         for direction, state in module.delayed_states():
             for name, tensor in (("scale", state.scale), ("amax_history", state.amax_history)):
                 yield f"{prefix}{direction}.{name}", "scaling state", tensor, f"delayed scaling: {name} of each tensor"
@@ -162,20 +163,22 @@ def _of_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer | Non
 
 
 def _of_tensor(name: str, kind: str, tensor: torch.Tensor, why: str) -> Iterator[_Found]:
-    if isinstance(tensor, HybridQuantizedTensor):
-        storage: Any = tensor.quantized_storage
-        for part, held in (("rowwise", storage.rowwise), ("columnwise", storage.columnwise)):
-            if isinstance(held, QuantizedStorage):
-                yield from _of_storage(f"{name} ({part} part)", kind, held, why)
-            elif held is not None:
-                yield f"{name} ({part} part)", kind, held, f"{why}: a part in high precision"
-    elif isinstance(tensor, QuantizedTensor):
-        yield from _of_storage(name, kind, tensor.quantized_storage, why)
+    if isinstance(tensor, QuantizedTensor):
+        yield from _of_quantized(name, kind, tensor.quantized_storage, why)
     else:
         yield name, kind, tensor, why
 
 
-def _of_storage(name: str, kind: str, storage: QuantizedStorage, why: str) -> Iterator[_Found]:
+def _of_quantized(name: str, kind: str, storage: Any, why: str) -> Iterator[_Found]:  # noqa: ANN401 - of any class
+    if isinstance(storage, HybridStorage):
+        for part, held in (("rowwise", storage.rowwise), ("columnwise", storage.columnwise)):
+            if held is not None:
+                yield from _of_quantized(f"{name} ({part} part)", kind, held, why)
+        return
+    if not isinstance(storage, QuantizedStorage):
+        plain = storage if isinstance(storage, torch.Tensor) else storage.data
+        yield name, kind, plain, f"{why}: in high precision"
+        return
     for (part, purpose), tensor in zip(_BUFFERS, storage.tensors(), strict=True):
         if tensor is not None:
             yield f"{name}: {part}", kind, tensor, f"{why}: {purpose}"

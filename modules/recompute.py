@@ -18,6 +18,7 @@ from te_hal.quantization import Float8Quantizer, HybridQuantizer
 from te_hal.quantization.autocast import current_frame, frame_in_force, note_module
 from te_hal.quantization.checkpointed import current_phase, is_in_backward
 from te_hal.quantization.copies import with_copies
+from te_hal.quantization.hybrid_storage import HybridStorage
 from te_hal.schema.errors import UnsupportedError
 from te_hal.schema.formats import ScalingMode
 
@@ -27,11 +28,11 @@ if TYPE_CHECKING:
     from te_hal.dispatch import Selection
     from te_hal.modules.main_grad import FirstMicrobatch
     from te_hal.modules.plan import LinearPlan
+    from te_hal.modules.weight_cache import Quantized
     from te_hal.quantization.autocast import Frame
     from te_hal.quantization.checkpointed import Phase
     from te_hal.quantization.operand_formats import Formats
     from te_hal.quantization.quantizer import Quantizer
-    from te_hal.schema.storage import QuantizedStorage
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -69,7 +70,7 @@ class CallRecord:
         self.formats: dict[int, Formats | None] = {}
         self.quantizers: dict[str, list[Quantizer]] = {}
         self.backward_state: Any = None
-        self.weights: dict[str, QuantizedStorage] = {}
+        self.weights: dict[str, Quantized] = {}
         self.first_microbatches: dict[int, FirstMicrobatch | None] = {}
         self.updates = False
 
@@ -147,7 +148,7 @@ def computes_for_backward() -> bool:
     return phase is not None and phase.replayed is not None and not phase.recorders
 
 
-def kept_for_recompute(record: CallRecord, name: str, plan: LinearPlan) -> QuantizedStorage | None:
+def kept_for_recompute(record: CallRecord, name: str, plan: LinearPlan) -> Quantized | None:
     """The weight that the first run kept or took, with the copies that this one reads; None: quantize it again.
 
     It is quantized again, to the same codes, where a copy is missing that does not follow from the other.
@@ -155,6 +156,9 @@ def kept_for_recompute(record: CallRecord, name: str, plan: LinearPlan) -> Quant
     kept, made = record.weights.get(name), plan.copies.weight_made
     if kept is None:
         return None
+    if isinstance(kept, HybridStorage):
+        parts = plan.copies.hybrid("weight")
+        return None if parts is None else kept.read_by(parts, plan.order)
     missing = (made.rowwise and not kept.kind.rowwise) or (made.columnwise and not kept.kind.columnwise)
     if missing and kept.mode is not ScalingMode.TENSOR:
         return None

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from te_hal.quantization.hybrid_storage import HybridStorage
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from te_hal.modules.plan import LinearPlan
     from te_hal.schema.storage import QuantizedStorage
 
+    Quantized = QuantizedStorage | HybridStorage
     Version = tuple[weakref.ref[torch.Tensor], tuple[int, int]]
 
 
@@ -37,19 +40,19 @@ class WeightCache:
     """
 
     def __init__(self) -> None:
-        self.storages: dict[str, QuantizedStorage] = {}
+        self.storages: dict[str, Quantized] = {}
         self._origins: dict[str, _Origin] = {}
 
     def __reduce__(self) -> tuple[type[WeightCache], tuple[()]]:
         """A copied or pickled module quantizes its weights anew."""
         return WeightCache, ()
 
-    def put(self, name: str, storage: QuantizedStorage, parameters: Sequence[torch.Tensor], plan: LinearPlan) -> None:
+    def put(self, name: str, storage: Quantized, parameters: Sequence[torch.Tensor], plan: LinearPlan) -> None:
         """Keep a quantized weight."""
         self.storages[name] = storage
         self._origins[name] = _Origin(plan.memo, tuple((weakref.ref(p), _version(p)) for p in parameters))
 
-    def get(self, name: str, parameters: Sequence[torch.Tensor], plan: LinearPlan) -> QuantizedStorage | None:
+    def get(self, name: str, parameters: Sequence[torch.Tensor], plan: LinearPlan) -> Quantized | None:
         """The kept weight with the copies that ``plan`` makes; None if there is none that fits."""
         storage, origin = self.storages.get(name), self._origins.get(name)
         if storage is None or origin is None or origin.memo is not plan.memo:
@@ -59,9 +62,12 @@ class WeightCache:
             for parameter, (of, version) in zip(parameters, origin.versions, strict=True)
         ):
             return None
-        made = plan.copies.weight_made
         if storage.dtype != plan.key.dtype or storage.device != plan.key.device or not _saveable(storage):
             return None
+        if isinstance(storage, HybridStorage):
+            parts = plan.copies.hybrid("weight")
+            return None if parts is None else storage.read_by(parts, plan.order)
+        made = plan.copies.weight_made
         if (made.rowwise and not storage.kind.rowwise) or (made.columnwise and not storage.kind.columnwise):
             return None
         return storage.keep(rowwise=made.rowwise, columnwise=made.columnwise)
@@ -78,6 +84,6 @@ def _version(parameter: torch.Tensor) -> tuple[int, int]:
     return writes, parameter.data_ptr()
 
 
-def _saveable(storage: QuantizedStorage) -> bool:
+def _saveable(storage: Quantized) -> bool:
     """Whether it can serve now: what inference mode made cannot be saved for a backward."""
     return torch.is_inference_mode_enabled() or not any(t is not None and t.is_inference() for t in storage.tensors())

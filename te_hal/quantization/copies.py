@@ -17,6 +17,16 @@ if TYPE_CHECKING:
 _SAME_CODES = SQUARE_MODES | {ScalingMode.TENSOR}
 
 
+def follow(storage: QuantizedStorage, *, rowwise: bool, columnwise: bool, order: ColumnwiseOrder) -> bool:
+    """Whether :func:`with_copies` has or can make the wanted copies."""
+    return storage.mode in _SAME_CODES or _are_there(storage, rowwise=rowwise, columnwise=columnwise, order=order)
+
+
+def _are_there(storage: QuantizedStorage, *, rowwise: bool, columnwise: bool, order: ColumnwiseOrder) -> bool:
+    has_column = storage.columnwise_data is not None and storage.columnwise_order == order
+    return (not rowwise or storage.rowwise_data is not None) and (not columnwise or has_column)
+
+
 def with_copies(
     storage: QuantizedStorage, *, rowwise: bool, columnwise: bool, order: ColumnwiseOrder
 ) -> QuantizedStorage:
@@ -27,9 +37,9 @@ def with_copies(
     Raises:
         UnsupportedError: a scaling mode whose copies have codes and scales of their own.
     """
-    has_column = storage.columnwise_data is not None and storage.columnwise_order == order
-    if (not rowwise or storage.rowwise_data is not None) and (not columnwise or has_column):
+    if _are_there(storage, rowwise=rowwise, columnwise=columnwise, order=order):
         return storage
+    has_column = storage.columnwise_data is not None and storage.columnwise_order == order
     if storage.mode not in _SAME_CODES:
         raise _underivable(storage, rowwise=rowwise, columnwise=columnwise, order=order)
     if storage.mode is ScalingMode.NVFP4_16X16:

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 import te_hal.ops
+from te_hal.quantization.copies import follow, with_copies
 from te_hal.schema.errors import ArgumentError
 from te_hal.schema.formats import ColumnwiseOrder
 from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from te_hal.quantization.linear_calls import Copies, HybridCopies
 
     #: What one direction became: codes, or the tensor itself from a quantizer that makes none.
     Part = QuantizedStorage | torch.Tensor
@@ -113,6 +116,22 @@ class HybridStorage:
         kept = self.rowwise if rowwise else None, self.columnwise if columnwise else None
         return HybridStorage(*kept, shape=self.shape, dtype=self.dtype)
 
+    def read_by(self, copies: HybridCopies, order: ColumnwiseOrder) -> HybridStorage | None:
+        """The parts that products read, each with just the copies that they read.
+
+        Args:
+            copies: of each part; None of one that nobody reads.
+            order: memory order of columnwise copies.
+
+        Returns:
+            Shares what is there; a copy that follows from another is made. None where one is missing that does not.
+        """
+        pairs = ((self.rowwise, copies.rowwise), (self.columnwise, copies.columnwise))
+        if not all(_serves(part, made, order) for part, made in pairs):
+            return None
+        made = [_read(part, wanted, order) for part, wanted in pairs]
+        return HybridStorage(made[0], made[1], shape=self.shape, dtype=self.dtype)
+
     def view(self, shape: tuple[int, ...]) -> HybridStorage:
         """Both parts under another logical shape; shares, never copies.
 
@@ -138,6 +157,19 @@ def values_of(storage: Any, dtype: torch.dtype | None = None) -> torch.Tensor:  
         return storage.dequantized(dtype)
     plain: torch.Tensor = te_hal.ops.dequantize(storage, out_dtype=dtype)
     return plain
+
+
+def _serves(part: Part | None, made: Copies | None, order: ColumnwiseOrder) -> bool:
+    if made is None or isinstance(part, torch.Tensor):
+        return True
+    return part is not None and follow(part, rowwise=made.rowwise, columnwise=made.columnwise, order=order)
+
+
+def _read(part: Part | None, made: Copies | None, order: ColumnwiseOrder) -> Part | None:
+    if made is None or part is None or isinstance(part, torch.Tensor):
+        return None if made is None else part
+    whole = with_copies(part, rowwise=made.rowwise, columnwise=made.columnwise, order=order)
+    return whole.keep(rowwise=made.rowwise, columnwise=made.columnwise)
 
 
 def _kind_of(part: Part | None) -> object:

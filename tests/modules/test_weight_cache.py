@@ -11,6 +11,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from counting_backend import COLUMNWISE_IN_BACKWARD, Counting
+from hybrids import data, hybrid
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import te_hal
@@ -272,3 +273,59 @@ def test_a_copied_module_quantizes_its_own_weight_and_records_its_own_amax(name)
 def test_a_flag_that_is_no_bool_is_refused(flag):
     with pytest.raises(ValueError, match="is_first_microbatch"):
         te.Linear(32, 48)(torch.randn(16, 32), is_first_microbatch=flag)
+
+
+PAIRS = [("mxfp8", "nvfp4"), ("identity", "mxfp8"), ("1x128", "current")]
+
+
+def microbatches_of_a_hybrid(pair: tuple[str, str], flags: list[bool | None], *, checkpoints: bool = False):
+    """Results and gradients of each microbatch, how often a weight was quantized by then, and the module."""
+    torch.manual_seed(3)
+    module, made = te.Linear(64, 96, params_dtype=torch.bfloat16), []
+
+    def factory(role):
+        return hybrid(pair) if role is not None and role.tensor_type == "weight" else te.IdentityQuantizer()
+
+    chosen, found = recipe.CustomRecipe(qfactory=factory), []
+    for index, flag in enumerate(flags):
+        x, gy = data(32, 64, seed=index).requires_grad_(), data(32, 96, seed=9)
+        with te.autocast(recipe=chosen):
+            y = te.checkpoint(module, x, is_first_microbatch=flag) if checkpoints else module(x, flag)
+        module.observe_quantizers(None)
+        module.observe_quantizers(lambda key, slot: lambda *_: made.append((key, slot)))
+        y.backward(gy)
+        found += [y.detach(), x.grad]
+    return module, found, made
+
+
+@pytest.mark.parametrize("checkpoints", [False, True], ids=["plain", "checkpointed"])
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_results_with_a_kept_weight_of_two_parts_equal_those_without(pair, checkpoints):
+    _, found, made = microbatches_of_a_hybrid(pair, [True, False, False], checkpoints=checkpoints)
+    _, expected, _ = microbatches_of_a_hybrid(pair, [None] * 3, checkpoints=checkpoints)
+    assert all(map(torch.equal, found, expected))
+    assert ("scaling_fwd", 1) not in made
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_a_kept_weight_of_two_parts_is_counted(pair):
+    module, _, _ = microbatches_of_a_hybrid(pair, [True])
+    kept = module._fp8_workspaces["weight"]
+    entries = [entry for entry in te.memory_report(module).entries if entry.kind == "cached weight"]
+    buffers = {t.data_ptr(): t.nbytes for t in kept.tensors() if t is not None and t is not module.weight}
+    buffers.pop(module.weight.data_ptr(), None)  # a part in high precision is the parameter itself
+    assert sum(entry.nbytes for entry in entries) == sum(buffers.values()) > 0
+    assert {entry.name.split(" part")[0] for entry in entries} == {
+        "weight (kept) (rowwise",
+        "weight (kept) (columnwise",
+    }
+
+
+def test_a_changed_weight_of_two_parts_is_quantized_again():
+    module, _, made = microbatches_of_a_hybrid(("mxfp8", "nvfp4"), [True, False])
+    with torch.no_grad():
+        module.weight.mul_(2)
+    with te.autocast(recipe=module.fp8_meta["recipe"]):
+        found = module(data(), is_first_microbatch=False)
+        assert made == [("scaling_fwd", 1)]
+        assert torch.equal(found, module(data()))
