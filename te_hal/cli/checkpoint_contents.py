@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from te_hal.quantization import HybridQuantizedTensor, QuantizedTensor, extra_state
+from te_hal.quantization import HybridQuantizedTensor, IdentityTensor, QuantizedTensor, extra_state
 from te_hal.schema.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -97,7 +97,9 @@ def _describe(name: str, tensor: torch.Tensor) -> SavedTensor:
     storage = tensor.quantized_storage
     buffers = {id(t): t.nbytes for t in storage.tensors() if t is not None}
     copies = [which for which in ("rowwise", "columnwise") if getattr(storage.kind, which)]
-    if isinstance(tensor, HybridQuantizedTensor):
+    if isinstance(tensor, IdentityTensor):
+        note = "in high precision, by an IdentityQuantizer"
+    elif isinstance(tensor, HybridQuantizedTensor):
         note = f"two parts, {storage.kind!r}"
     else:
         note = f"{storage.format.name} codes, scale per {storage.mode.value}, {' and '.join(copies)}"

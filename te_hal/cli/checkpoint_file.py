@@ -13,6 +13,7 @@ import torch
 
 from te_hal.cli.checkpoint import read_checkpoint
 from te_hal.quantization.hybrid_tensor import rebuild_hybrid_tensor
+from te_hal.quantization.identity_tensor import rebuild_identity_tensor
 from te_hal.quantization.quantized_tensor import rebuild_quantized_tensor
 from te_hal.schema.errors import CheckpointError
 
@@ -35,6 +36,7 @@ _HARMLESS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     io.BytesIO,
     rebuild_quantized_tensor,
     rebuild_hybrid_tensor,
+    rebuild_identity_tensor,
 ]
 
 

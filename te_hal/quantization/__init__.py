@@ -19,6 +19,7 @@ from te_hal.quantization.float8_quantizer import Float8Quantizer
 from te_hal.quantization.float8_tensor import Float8Tensor
 from te_hal.quantization.hybrid_quantizer import HybridQuantizer
 from te_hal.quantization.hybrid_tensor import HybridQuantizedTensor
+from te_hal.quantization.identity_tensor import IdentityTensor
 from te_hal.quantization.model_init import fp8_model_init, quantized_model_init
 from te_hal.quantization.nvfp4_quantizer import NVFP4Quantizer
 from te_hal.quantization.nvfp4_tensor import NVFP4Tensor
@@ -40,6 +41,7 @@ __all__ = [
     "HybridQuantizedTensor",
     "HybridQuantizer",
     "IdentityQuantizer",
+    "IdentityTensor",
     "MTFP8Quantizer",
     "MTFP8Tensor",
     "MXFP8Quantizer",

@@ -232,5 +232,5 @@ def _is_made_by(part: Part | None, child: Quantizer, wanted: bool) -> bool:
 
 def _empty_part(child: Quantizer, shape: tuple[int, ...], settings: dict[str, Any]) -> Any:  # noqa: ANN401 - a Part
     if not child.quantizes:
-        return child.make_empty(shape, **settings)
+        return torch.empty(shape, **settings)
     return child.make_empty(shape, **settings).quantized_storage

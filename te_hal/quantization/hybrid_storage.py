@@ -151,11 +151,12 @@ class HybridStorage:
         return plain
 
 
-def values_of(storage: Any, dtype: torch.dtype | None = None) -> torch.Tensor:  # noqa: ANN401 - either kind
-    """The plain values of a QuantizedStorage or HybridStorage, in ``dtype`` or the nominal dtype."""
-    if isinstance(storage, HybridStorage):
-        return storage.dequantized(dtype)
-    plain: torch.Tensor = te_hal.ops.dequantize(storage, out_dtype=dtype)
+def values_of(storage: Any, dtype: torch.dtype | None = None) -> torch.Tensor:  # noqa: ANN401 - of any class
+    """The plain values of a QuantizedStorage, HybridStorage or IdentityStorage, in ``dtype`` or the nominal dtype."""
+    if isinstance(storage, QuantizedStorage):
+        plain: torch.Tensor = te_hal.ops.dequantize(storage, out_dtype=dtype)
+    else:
+        plain = storage.dequantized(dtype)
     return plain
 
 

@@ -8,7 +8,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from te_hal.quantization.copies import with_copies
-from te_hal.quantization.hybrid_storage import HybridMode, values_of
+from te_hal.quantization.hybrid_storage import HybridStorage, values_of
+from te_hal.quantization.identity_storage import IdentityStorage
 from te_hal.quantization.split_storage import split_storage
 from te_hal.schema.errors import ArgumentError
 from te_hal.schema.formats import FLOATS, ScalingMode
@@ -154,10 +155,13 @@ def _split_with_sizes(tensor: QuantizedTensor, split_sizes: Sequence[int], dim: 
     sizes = list(split_sizes)
     if not tensor.dim() or dim % tensor.dim() or sum(sizes) != tensor.shape[0] or min(sizes, default=0) < 0:
         return NotImplemented
-    mode: object = tensor.quantized_storage.mode
-    if mode is HybridMode.HYBRID:
+    storage: Any = tensor.quantized_storage
+    if isinstance(storage, HybridStorage):
         return NotImplemented
-    parts = split_storage(tensor.quantized_storage, sizes)
+    if isinstance(storage, IdentityStorage):
+        held: list[Any] = [IdentityStorage(part) for part in storage.data.split(sizes)]
+        return tuple(type(tensor)(part, quantizer=tensor._quantizer) for part in held)  # noqa: SLF001
+    parts = split_storage(storage, sizes)
     if parts is None:
         return NotImplemented
     # A part's scales are its own, or shared with its neighbours: writing to it would leave the whole at odds.

@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from te_hal.quantization.identity_storage import IdentityMode, IdentityStorage
+from te_hal.quantization.quantized_tensor import wrap
 from te_hal.quantization.quantizer import OPS, CastKernels, Quantizer
+from te_hal.quantization.quantizer_arguments import check_nominal
 from te_hal.schema.errors import ArgumentError, StateError
 from te_hal.schema.formats import E4M3, FLOATS
 
 if TYPE_CHECKING:
+    from te_hal.quantization.quantized_tensor import QuantizedTensor
     from te_hal.schema.storage import QuantizedStorage
 
 
@@ -58,17 +62,17 @@ class UnquantizedQuantizer(Quantizer):
         """
         self._refuse("fused_arguments")
 
-    def make_empty(  # type: ignore[override] # a plain tensor in place of a quantized one
+    def make_empty(
         self,
-        shape: tuple[int, ...],
-        *,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
-        requires_grad: bool = False,
-        pin_memory: bool = False,
-    ) -> torch.Tensor:
-        """A plain tensor with uninitialised values; arguments as of :meth:`Quantizer.make_empty`."""
-        return torch.empty(shape, dtype=dtype, device=device, requires_grad=requires_grad, pin_memory=pin_memory)
+        shape: tuple[int, ...],  # noqa: ARG002
+        **settings: Any,  # noqa: ANN401, ARG002 - as there
+    ) -> QuantizedTensor:
+        """Refused, as :meth:`quantize_storage`.
+
+        Raises:
+            StateError: always.
+        """
+        self._refuse("make_empty")
 
     def calibrate(self, tensor: torch.Tensor) -> None:
         """Nothing to record."""
@@ -77,13 +81,15 @@ class UnquantizedQuantizer(Quantizer):
         raise StateError(
             f"{type(self).__name__}.{method}",
             got="a quantizer without codes",
-            accepted="quantize(tensor), which gives a plain tensor",
+            accepted="operand(tensor), which gives a plain tensor",
             todo="use one of te.Float8Quantizer and its like for codes",
         )
 
 
 class IdentityQuantizer(UnquantizedQuantizer):
     """Leaves tensors as they are, for roles of a CustomRecipe that stay in high precision.
+
+    Called by itself it gives an IdentityTensor with values of its own.
 
     Args:
         dtype: round to this dtype first; None: do nothing.
@@ -93,6 +99,8 @@ class IdentityQuantizer(UnquantizedQuantizer):
         ArgumentError: a dtype that products do not take.
     """
 
+    mode: Any = IdentityMode.IDENTITY
+
     def __init__(self, *, dtype: torch.dtype | None = None, rowwise: bool = True, columnwise: bool = True) -> None:
         if dtype is not None and dtype not in FLOATS:
             accepted = ", ".join(map(str, (None, *FLOATS)))
@@ -100,23 +108,53 @@ class IdentityQuantizer(UnquantizedQuantizer):
         super().__init__(rowwise=rowwise, columnwise=columnwise)
         self.rounds_to = dtype
 
+    def _check_usages(self) -> None:
+        """Neither is needed: one buffer serves both."""
+
     def simulate(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor``, rounded where the quantizer rounds."""
         return tensor if self.rounds_to is None else tensor.to(self.rounds_to).to(tensor.dtype)
 
-    def quantize(  # type: ignore[override] # a plain tensor in place of a quantized one
-        self, tensor: torch.Tensor, *, out: None = None, dtype: torch.dtype | None = None
-    ) -> torch.Tensor:
-        """``tensor`` in ``dtype``, else in the quantizer's dtype; gradients pass as through ``Tensor.to``.
+    def quantize_storage(  # type: ignore[override] # no codes
+        self,
+        tensor: torch.Tensor,
+        *,
+        rowwise: bool = True,  # noqa: ARG002
+        columnwise: bool = False,  # noqa: ARG002
+        out: Any = None,  # noqa: ANN401 - an IdentityStorage, which is checked
+        kernels: CastKernels = OPS,  # noqa: ARG002
+    ) -> IdentityStorage:
+        """A copy of the values, in the quantizer's dtype; into ``out`` where given. No direction needs another one.
 
         Raises:
-            StateError: ``out`` is given.
+            ArgumentError: ``out`` is of another quantizer, or of another shape.
         """
-        if out is not None:
-            self._refuse("quantize with out")
-        return tensor.to(dtype or self.rounds_to or tensor.dtype)
+        if out is None:
+            return IdentityStorage(tensor.to(self.rounds_to or tensor.dtype, copy=True))
+        if not isinstance(out, IdentityStorage) or out.shape != tuple(tensor.shape):
+            raise ArgumentError(
+                "IdentityQuantizer: out",
+                got=f"{getattr(out, 'kind', type(out).__name__)!r} of shape {getattr(out, 'shape', None)}",
+                accepted=f"what an IdentityQuantizer made, of shape {tuple(tensor.shape)}",
+                todo="leave it out, or quantize with the quantizer that made it",
+            )
+        out.data.copy_(self.simulate(tensor))
+        return out
 
-    __call__ = quantize  # type: ignore[assignment]
+    def make_empty(
+        self,
+        shape: tuple[int, ...],
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        requires_grad: bool = False,
+        pin_memory: bool = False,
+    ) -> QuantizedTensor:
+        """An IdentityTensor with uninitialised values; arguments as of :meth:`Quantizer.make_empty`."""
+        check_nominal(type(self).__name__, dtype)
+        data = torch.empty(shape, dtype=self.rounds_to or dtype, device=device, pin_memory=pin_memory)
+        storage: Any = IdentityStorage(data)
+        return wrap(storage, quantizer=self, requires_grad=requires_grad)
 
 
 class PythonQuantizer(UnquantizedQuantizer):

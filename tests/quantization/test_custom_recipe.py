@@ -9,7 +9,6 @@ from custom_recipes import BF16, E4M3, MIXED, MODULES, READY, Thousandths, by_ro
 import te_hal.modules as te
 from te_hal import recipe
 from te_hal.quantization import quantizer_factories as factories
-from te_hal.schema.errors import ArgumentError, StateError
 
 # What the factory is asked
 
@@ -138,18 +137,6 @@ def test_a_quantized_result_is_made_by_the_output_role():
 
 
 # IdentityQuantizer
-
-
-def test_identity_gives_the_tensor_itself_or_rounds_it():
-    x = torch.randn(4, 4, requires_grad=True)
-    assert te.IdentityQuantizer()(x) is x
-    assert te.IdentityQuantizer(dtype=BF16)(x).dtype is BF16
-    te.IdentityQuantizer(dtype=BF16)(x).sum().backward()
-    assert torch.equal(x.grad, torch.ones(4, 4))
-    with pytest.raises(StateError, match="without codes"):
-        te.IdentityQuantizer().quantize_storage(x)
-    with pytest.raises(ArgumentError, match="IdentityQuantizer: dtype"):
-        te.IdentityQuantizer(dtype=torch.int8)
 
 
 def test_an_identity_that_rounds_does_so_to_what_products_take():

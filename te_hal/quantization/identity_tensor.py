@@ -1,0 +1,63 @@
+"""IdentityTensor: a tensor that an IdentityQuantizer left as it is, with the interface of quantized ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
+
+from te_hal.quantization.identity_storage import IdentityMode, IdentityStorage
+from te_hal.quantization.quantized_tensor import QuantizedTensor
+from te_hal.quantization.quantizer_arguments import check_usage
+from te_hal.schema.errors import ArgumentError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class IdentityTensor(QuantizedTensor):
+    """What an IdentityQuantizer gives: a :class:`QuantizedTensor` whose values are held in high precision.
+
+    One buffer serves both directions. Any view that torch has of it shares its values; parts along the first
+    dimension take writes.
+    """
+
+    modes: ClassVar[frozenset[Any]] = frozenset({IdentityMode.IDENTITY})
+
+    @property
+    def _hp_data(self) -> torch.Tensor:
+        return self._identity.data
+
+    @property
+    def _identity(self) -> IdentityStorage:
+        storage: Any = self.quantized_storage
+        held: IdentityStorage = storage
+        return held
+
+    def update_usage(self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None) -> None:
+        """Nothing to make or drop: one buffer serves both directions.
+
+        Raises:
+            ArgumentError: an argument is no bool, or both are False.
+        """
+        for name, usage in (("rowwise", rowwise_usage), ("columnwise", columnwise_usage)):
+            check_usage(f"{type(self).__name__}.update_usage: {name}_usage", usage)
+        if rowwise_usage is columnwise_usage is False:
+            raise ArgumentError(
+                f"{type(self).__name__}.update_usage",
+                got="rowwise_usage=False, columnwise_usage=False",
+                accepted="at least one of them",
+                todo="drop the tensor itself to free its memory",
+            )
+
+    def __reduce_ex__(self, _protocol: SupportsIndex) -> tuple[Any, ...]:
+        return rebuild_identity_tensor, (self._identity.data, self.requires_grad, self._attributes())
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override] # noqa: ANN401 - torch's stub hides the name
+        return f"{type(self).__name__}({self._identity.data}{', requires_grad=True' if self.requires_grad else ''})"
+
+
+def rebuild_identity_tensor(data: torch.Tensor, requires_grad: bool, attributes: dict[str, Any]) -> IdentityTensor:
+    """What a pickle calls: a tensor over this buffer, without a quantizer."""
+    storage: Any = IdentityStorage(data)
+    made: IdentityTensor = IdentityTensor(storage, requires_grad=requires_grad)  # type: ignore[assignment] # of this class
+    made.__dict__.update(attributes)
+    return made
