@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from te_hal.modules.arguments import refuse_later
@@ -51,8 +52,8 @@ def checkpoint(
 
     Raises:
         ArgumentTypeError: no function.
-        ArgumentError: a flag that is no bool; with reentrance, a keyword argument that needs a gradient; what gives no
-            tracker.
+        ArgumentError: a flag that is no bool; with reentrance, a keyword argument that needs a gradient, or a list,
+            tuple or dict with one where no positional argument does; what gives no tracker.
         UnsupportedError: an argument of a later feature; with reentrance, a result that is a parameter.
     """
     where = "te.checkpoint"
@@ -68,16 +69,31 @@ def checkpoint(
     if not use_reentrant:
         return torch_checkpoint(function, *args, use_reentrant=False, **kwargs)
     of_torch = {name: kwargs.pop(name) for name in ("context_fn", "determinism_check", "debug") if name in kwargs}
-    for name, value in kwargs.items():
-        if isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
+    _refuse_hidden(where, args, kwargs)
+    bound = functools.partial(function, **kwargs) if kwargs else function
+    return torch_checkpoint(_without_parameters(where, bound), *args, use_reentrant=True, **of_torch)
+
+
+def _refuse_hidden(where: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """With reentrance autograd sees the tensors among positional arguments alone, and no other asks for a gradient."""
+    if not torch.is_grad_enabled():
+        return
+    seen = any(_needs_gradient(arg) for arg in args)
+    inside = [] if seen else [(f"argument {place}", arg) for place, arg in enumerate(args)]
+    for name, value in (*inside, *kwargs.items()):
+        direct = _needs_gradient(value)
+        if direct or (not seen and any(map(_needs_gradient, pytree.tree_leaves(value)))):
             raise ArgumentError(
                 f"{where}: {name}",
-                got="a keyword argument that needs a gradient, with use_reentrant=True",
+                got=f"{'a keyword argument' if direct else f'a {type(value).__name__} with a tensor'} that needs a "
+                "gradient, with use_reentrant=True",
                 accepted="it as a positional argument",
                 todo="pass it by position, or use_reentrant=False",
             )
-    bound = functools.partial(function, **kwargs) if kwargs else function
-    return torch_checkpoint(_without_parameters(where, bound), *args, use_reentrant=True, **of_torch)
+
+
+def _needs_gradient(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def _without_parameters(where: str, function: Callable[..., Any]) -> Callable[..., Any]:

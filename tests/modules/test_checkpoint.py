@@ -152,6 +152,37 @@ def test_what_cannot_be_is_refused_by_name(case):
         te.checkpoint(*given, torch.ones(3, requires_grad=True), **named)
 
 
+def _sum_of(held):
+    return sum(value if isinstance(value, torch.Tensor) else _sum_of(value) for value in _values(held))
+
+
+def _values(held):
+    return list(held.values()) if isinstance(held, dict) else held
+
+
+HOLDING = {"list": lambda x: [x], "dict": lambda x: {"x": x}, "inside": lambda x: (torch.ones(3), {"x": [x]})}
+
+
+@pytest.mark.parametrize("holding", HOLDING)
+def test_a_gradient_that_only_a_container_asks_for_comes_or_is_refused(holding):
+    x = torch.randn(3, requires_grad=True)
+    for arguments, named in (((HOLDING[holding](x),), {}), ((), {"held": HOLDING[holding](x)})):
+        with pytest.raises(ValueError, match=r"with a tensor that needs a gradient.*use_reentrant=False"):
+            te.checkpoint(_sum_of, *arguments, **named)
+        x.grad = None
+        te.checkpoint(_sum_of, *arguments, use_reentrant=False, **named).sum().backward()
+        assert torch.equal(x.grad, torch.ones(3))
+        with torch.no_grad(), pytest.warns(UserWarning, match="None of the inputs"):
+            te.checkpoint(_sum_of, *arguments, **named)
+
+
+@pytest.mark.parametrize("holding", HOLDING)
+def test_a_parameter_in_a_container_gets_its_gradient_beside_an_argument_that_needs_one(holding):
+    x, held = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    te.checkpoint(lambda given, other: given * _sum_of(other), x, HOLDING[holding](held)).sum().backward()
+    assert torch.equal(held.grad, x)
+
+
 #: Functions of an input and a layer, some result of which is a parameter.
 PARAMETER_AMONG_RESULTS = {
     "a layer": lambda layer: layer,
