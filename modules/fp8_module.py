@@ -9,11 +9,12 @@ import torch
 
 from te_hal.modules.delayed_wgrad import DelaysWgrad
 from te_hal.modules.linear_call import LinearCall, Quantizers
-from te_hal.modules.quantized_weights import QuantizedWeights, operand_of
+from te_hal.modules.quantized_weights import QuantizedWeights
 from te_hal.modules.recompute import kept_for_recompute
 from te_hal.modules.scaling import told_apart
 from te_hal.modules.scaling_module import ScalingModule
 from te_hal.modules.weight_cache import WeightCache
+from te_hal.modules.weight_storage import operand_of
 from te_hal.quantization import QuantizedTensor
 from te_hal.quantization.custom_state import custom_formats
 from te_hal.quantization.operand_formats import override_of, recipe_formats
@@ -115,11 +116,21 @@ class Fp8Module(DelaysWgrad, ScalingModule):
             return recipe_formats(frame.recipe)
         if frame.again:
             return frame.record.formats[gemm]  # type: ignore[no-any-return] # of a CallRecord
-        states = self._custom_scaling(frame.recipe, device).states
-        formats = custom_formats(states, gemm).with_override(override)  # type: ignore[arg-type] # custom ones
+        formats = self.formats_under(frame.recipe, device, gemm)
         if frame.record is not None:
             frame.record.formats[gemm] = formats
         return formats
+
+    def formats_under(self, recipe: Recipe, device: torch.device, gemm: int = 0) -> Formats:
+        """The same under any recipe, whichever is in force; a CustomRecipe's factory is asked here.
+
+        Raises:
+            ArgumentError: answers of the factory that cannot serve.
+        """
+        if not isinstance(recipe, CustomRecipe):
+            return recipe_formats(recipe)
+        states = self._custom_scaling(recipe, device).states
+        return custom_formats(states, gemm).with_override(override_of(recipe))  # type: ignore[arg-type] # custom ones
 
     def leave_recipe(self, before: Recipe | None, after: Recipe) -> None:
         """Say that weights kept for ``is_first_microbatch`` go."""

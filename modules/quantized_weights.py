@@ -8,26 +8,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import te_hal.ops
-from te_hal.dispatch import backend_for
 from te_hal.modules.shape_rule import check_fp8_shape
+from te_hal.modules.weight_storage import copies_on, empty, fills, refuse_python, same_codes, stored
 from te_hal.quantization import Float8Quantizer, QuantizedTensor
 from te_hal.quantization.autocast import current_frame
-from te_hal.quantization.copies import with_copies
-from te_hal.quantization.linear_calls import linear_copies
+from te_hal.quantization.custom_state import CustomScalingState
 from te_hal.quantization.model_init import current_model_init
-from te_hal.quantization.operand_formats import recipe_formats
 from te_hal.quantization.quantized_tensor import dequantized, wrap
-from te_hal.schema.block_scales import order_of
 from te_hal.schema.errors import ArgumentError, StateError
 from te_hal.schema.formats import ScalingMode
-from te_hal.schema.storage import QuantizedStorage, StorageKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from te_hal.modules.fp8_module import Fp8Module
-    from te_hal.modules.plan import LinearPlan
     from te_hal.quantization import Quantizer
+    from te_hal.quantization.linear_calls import Copies, HybridCopies
     from te_hal.recipe import Recipe
 
 _INITIAL = "_high_precision_init_val"
@@ -61,12 +57,15 @@ class QuantizedWeights:
         wanted = current_model_init()
         if wanted is None or names[0] in self.gemm_of:
             return
-        weight, formats = getattr(module, names[0]), recipe_formats(wanted.recipe)
+        weight, gemm = getattr(module, names[0]), len(set(self.gemm_of.values()))
         _refuse_parts(module, names)
+        formats = module.formats_under(wanted.recipe, weight.device, gemm)
         check_fp8_shape(module.label, names[0], tuple(weight.shape), formats)
         self.recipe, self._preserve = wanted.recipe, wanted.preserve
-        self.gemm_of[names[0]] = len(set(self.gemm_of.values()))
-        storage, quantizer = self._stored(module, names[0], weight.detach())
+        quantizer, copies = self._made_on(module, gemm, weight.device)
+        refuse_python(f"{module.label}: {names[0]}", quantizer)
+        self.gemm_of[names[0]] = gemm
+        storage: Any = stored(quantizer, weight.detach(), copies)
         held = torch.nn.Parameter(wrap(storage, quantizer=quantizer), requires_grad=weight.requires_grad)
         held.__dict__.update({name: value for name, value in weight.__dict__.items() if name != "_is_param"})
         self._keep_initial_value(held, weight.detach())
@@ -91,7 +90,7 @@ class QuantizedWeights:
             init_method(plain)
             module.use_recipe(self.recipe, weight.device)  # type: ignore[arg-type] # there is one
             quantizer = _weight_quantizer(module, self.gemm_of[name])
-            if isinstance(quantizer, Float8Quantizer):
+            if isinstance(quantizer, Float8Quantizer) and _margin(module, self.gemm_of[name]) is not None:
                 quantizer.scale.fill_(1.0)  # that of the values before says nothing
             weight._quantizer = quantizer  # noqa: SLF001 - as it was given one
             with torch.no_grad():
@@ -99,26 +98,12 @@ class QuantizedWeights:
             self._keep_initial_value(weight, plain)
         return True
 
-    def _stored(self, module: Fp8Module, name: str, plain: torch.Tensor) -> tuple[QuantizedStorage, Quantizer]:
-        """A weight with the copies that the gemms on its device read, by the module's quantizer; meta ones empty."""
-        kind, quantizer = self._kind_on(module, name, plain.device)
-        if plain.is_meta:
-            return QuantizedStorage.empty(kind, tuple(plain.shape), plain.dtype, plain.device), quantizer
-        return quantizer.quantize_storage(plain, rowwise=True, columnwise=kind.columnwise), quantizer
-
-    def _kind_on(self, module: Fp8Module, name: str, device: torch.device) -> tuple[StorageKind, Quantizer]:
-        """What a weight is on a device, rowwise alone where no backend is, and the module's quantizer for it."""
+    def _made_on(self, module: Fp8Module, gemm: int, device: torch.device) -> tuple[Quantizer, Copies | HybridCopies]:
+        """The module's quantizer for a weight on a device, and the copies that it makes there."""
         recipe: Recipe = self.recipe  # type: ignore[assignment] # there is one where weights live in FP8
         module.use_recipe(recipe, device)
-        quantizer, columnwise = _weight_quantizer(module, self.gemm_of[name]), False
-        if device.type != "meta":
-            backend, dgrad = backend_for(device, "gemm"), torch.is_grad_enabled()
-            read = linear_copies(backend.gemm_copies, recipe_formats(recipe), dgrad=dgrad, wgrad=dgrad)
-            columnwise = read.weight_made.columnwise
-            quantizer.columnwise_order = order_of(quantizer.mode, backend.columnwise_order)
-        order = quantizer.columnwise_order
-        kind = StorageKind.of(quantizer.format, quantizer.mode, rowwise=True, columnwise=columnwise, order=order)
-        return kind, quantizer
+        quantizer = _weight_quantizer(module, gemm)
+        return quantizer, copies_on(quantizer, module.formats_under(recipe, device, gemm), device)
 
     def _keep_initial_value(self, weight: torch.Tensor, plain: torch.Tensor) -> None:
         if self._preserve:
@@ -141,8 +126,8 @@ class QuantizedWeights:
             if _INITIAL in former.__dict__:
                 weight.__dict__.setdefault(_INITIAL, former.__dict__[_INITIAL])
             if former.is_meta and not weight.is_meta and isinstance(weight, QuantizedTensor):
-                kind, quantizer = self._kind_on(module, name, weight.device)
-                storage = QuantizedStorage.empty(kind, tuple(weight.shape), weight.dtype, weight.device)
+                quantizer, copies = self._made_on(module, self.gemm_of[name], weight.device)
+                storage: Any = empty(quantizer, tuple(weight.shape), weight.dtype, weight.device, copies)
                 weight.data = wrap(storage, quantizer=quantizer)
                 weight._quantizer = quantizer  # noqa: SLF001 - as it was given one
 
@@ -151,9 +136,9 @@ class QuantizedWeights:
         if self.recipe is None or module.fp8_meta["recipe"].family != self.recipe.family:
             return
         for name, gemm in self.gemm_of.items():
-            weight = getattr(module, name)
-            if isinstance(weight, QuantizedTensor):
-                weight._quantizer = _weight_quantizer(module, gemm)  # noqa: SLF001 - as it was given one
+            weight, quantizer = getattr(module, name), _weight_quantizer(module, gemm)
+            if isinstance(weight, QuantizedTensor) and fills(quantizer, weight.quantized_storage):
+                weight._quantizer = quantizer  # noqa: SLF001 - as it was given one
 
     def take_over(self, module: Fp8Module, state_dict: Mapping[str, Any], prefix: str) -> None:
         """Quantize values that were loaded anew and are not of the weights' kind, by their own amax.
@@ -175,25 +160,21 @@ class QuantizedWeights:
             if value.shape != weight.shape:
                 continue  # torch has noted it, and raises naming every such key once all modules are through
             held = weight.quantized_storage
-            same = isinstance(value, QuantizedTensor) and _same_codes(value.quantized_storage, held)
+            same = isinstance(value, QuantizedTensor) and same_codes(value.quantized_storage, held)
             if same and (came_along or held.mode is not ScalingMode.TENSOR):
                 continue
             module.use_recipe(self.recipe, weight.device)
             quantizer = _weight_quantizer(module, gemm)
             plain = dequantized(value.detach()).to(weight.device, weight.dtype)
-            if isinstance(quantizer, Float8Quantizer):
+            margin = _margin(module, gemm)
+            if isinstance(quantizer, Float8Quantizer) and margin is not None:
                 amax = te_hal.ops.amax(plain)
-                largest = quantizer.format.max * 2.0 ** -getattr(self.recipe, "margin", 0)
+                largest = quantizer.format.max * 2.0**-margin
                 quantizer.scale.copy_(te_hal.ops.compute_scale(amax, fp8_max=largest))
                 quantizer.amax.copy_(amax)
             if not same:
                 with torch.no_grad():
                     weight.quantize_(plain)
-
-
-def _same_codes(one: QuantizedStorage, other: QuantizedStorage) -> bool:
-    """Whether one's codes were copied as they are, whichever copies there are."""
-    return one.format is other.format and one.mode is other.mode
 
 
 def _refuse_parts(module: Fp8Module, names: Sequence[str]) -> None:
@@ -204,6 +185,17 @@ def _refuse_parts(module: Fp8Module, names: Sequence[str]) -> None:
             accepted="one: its parts would share a scale",
             todo="leave one of the two out",
         )
+
+
+def _margin(module: Fp8Module, gemm: int) -> float | None:
+    """Margin of the delayed scaling that the module keeps a weight's scale by; None where it keeps none.
+
+    A Float8Quantizer that a CustomRecipe's factory made has a scale of the user's.
+    """
+    state, slot = module.fp8_meta["scaling_fwd"], 3 * gemm + 1
+    if isinstance(state, CustomScalingState):
+        return state.delayed.recipe.margin if state.delayed is not None and slot in state.slots else None
+    return getattr(module.fp8_meta["recipe"], "margin", None)
 
 
 def _weight_quantizer(module: Fp8Module, gemm: int) -> Quantizer:
@@ -231,23 +223,3 @@ def readable_weight(module: torch.nn.Module, label: str, weight: torch.Tensor) -
             todo="use that recipe, or make the model outside of quantized_model_init",
         )
     return weight
-
-
-def operand_of(label: str, weight: QuantizedTensor, plan: LinearPlan) -> QuantizedStorage:
-    """The copies that a plan's gemms read; one that is missing is rearranged from the other for this call.
-
-    Raises:
-        StateError: the plan is for weights of another format or other blocks.
-        UnsupportedError: a copy is missing whose codes are not those of the other.
-    """
-    made, formats, storage = plan.copies.weight_made, plan.key.formats, weight.quantized_storage
-    wanted = None if formats is None else formats.weight
-    if wanted is None or storage.format is not wanted.format or storage.mode is not wanted.mode:
-        raise StateError(
-            f"{label}: weight",
-            got=f"{storage.kind!r}, as it was quantized",
-            accepted=f"{wanted}, as the recipe in force has weights",
-            todo="use the recipe that the model was made under",
-        )
-    storage = with_copies(storage, rowwise=made.rowwise, columnwise=made.columnwise, order=plan.order)
-    return storage.keep(rowwise=made.rowwise, columnwise=made.columnwise)

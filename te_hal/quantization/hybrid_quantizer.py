@@ -114,7 +114,10 @@ class HybridQuantizer(Quantizer):
         Raises:
             ArgumentError: ``out`` was made by other quantizers; and as the two quantizers.
         """
-        copies = Copies(True, False) if rowwise else None, Copies(False, True) if columnwise else None
+        copies: tuple[Copies | None, Copies | None] = (
+            Copies(True, False) if rowwise else None,
+            Copies(False, True) if columnwise else None,
+        )
         parts: tuple[Any, Any] = (None, None)
         if out is not None:
             if not isinstance(out, HybridStorage) or out.shape != tuple(tensor.shape):
@@ -123,6 +126,7 @@ class HybridQuantizer(Quantizer):
             children = self.rowwise_quantizer, self.columnwise_quantizer
             if not all(map(_is_made_by, parts, children, (rowwise, columnwise))):
                 raise self._no_refill(out, tensor)
+            copies = _copies_of(out.rowwise), _copies_of(out.columnwise)
         made = self._parts(tensor, HybridCasts(kernels, kernels, copies), parts)
         if out is not None:
             return out  # type: ignore[no-any-return] # a HybridStorage
@@ -228,6 +232,13 @@ def _is_made_by(part: Part | None, child: Quantizer, wanted: bool) -> bool:
     if isinstance(child, UnquantizedQuantizer):
         return isinstance(part, torch.Tensor)
     return isinstance(part, QuantizedStorage) and part.format is child.format and part.mode is child.mode
+
+
+def _copies_of(part: Part | None) -> Copies | None:
+    """Those that a part has, whichever its product reads."""
+    if not isinstance(part, QuantizedStorage):
+        return None if part is None else NO_COPIES
+    return Copies(part.kind.rowwise, part.kind.columnwise)
 
 
 def _empty_part(child: Quantizer, shape: tuple[int, ...], settings: dict[str, Any]) -> Any:  # noqa: ANN401 - a Part

@@ -58,6 +58,6 @@ class IdentityTensor(QuantizedTensor):
 def rebuild_identity_tensor(data: torch.Tensor, requires_grad: bool, attributes: dict[str, Any]) -> IdentityTensor:
     """What a pickle calls: a tensor over this buffer, without a quantizer."""
     storage: Any = IdentityStorage(data)
-    made: IdentityTensor = IdentityTensor(storage, requires_grad=requires_grad)  # type: ignore[assignment] # of this class
+    made: IdentityTensor = IdentityTensor(storage, requires_grad=requires_grad)
     made.__dict__.update(attributes)
     return made

@@ -10,6 +10,7 @@ from te_hal.quantization.block_arguments import check_block
 from te_hal.quantization.block_decorator import BlockDecorator
 from te_hal.quantization.recipe_support import check_forced_backend
 from te_hal.recipe import (
+    CustomRecipe,
     DelayedScaling,
     Float8BlockScaling,
     Float8CurrentScaling,
@@ -31,6 +32,7 @@ _STORED = (
     MXFP8BlockScaling,
     MTFP8BlockScaling,
     NVFP4BlockScaling,
+    CustomRecipe,
 )
 
 
@@ -73,7 +75,8 @@ class quantized_model_init(BlockDecorator):  # noqa: N801 - Transformer Engine's
 
     Args:
         enabled: whether to.
-        recipe: any that quantizes weights; None: DelayedScaling with its defaults.
+        recipe: any; None: DelayedScaling with its defaults. Under a CustomRecipe a weight lives as what the factory's
+            quantizer for its role makes, an IdentityTensor or HybridQuantizedTensor among them.
         preserve_high_precision_init_val: keep the initial value, unquantized and on the CPU: each weight gets
             ``get_high_precision_init_val()`` (None once cleared) and ``clear_high_precision_init_val()``.
 

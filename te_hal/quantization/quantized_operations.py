@@ -61,7 +61,7 @@ def _in_inference_mode(
         if result is not NotImplemented:
             return result
     of_inference = any(isinstance(t, kind) and t.is_inference() for t in pytree.tree_leaves((args, kwargs)))
-    if of_inference or not func.is_view:
+    if of_inference or not func.is_view:  # type: ignore[attr-defined] # of every operator of torch
         return _run(kind, func, args, kwargs)
     with torch.inference_mode(False), torch.no_grad():
         return _run(kind, func, args, kwargs)
@@ -159,7 +159,7 @@ def _split_with_sizes(tensor: QuantizedTensor, split_sizes: Sequence[int], dim: 
     if isinstance(storage, HybridStorage):
         return NotImplemented
     if isinstance(storage, IdentityStorage):
-        held: list[Any] = [IdentityStorage(part) for part in storage.data.split(sizes)]
+        held: list[Any] = [IdentityStorage(part) for part in torch.split(storage.data, sizes)]
         return tuple(type(tensor)(part, quantizer=tensor._quantizer) for part in held)  # noqa: SLF001
     parts = split_storage(storage, sizes)
     if parts is None:

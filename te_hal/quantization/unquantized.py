@@ -65,7 +65,11 @@ class UnquantizedQuantizer(Quantizer):
     def make_empty(
         self,
         shape: tuple[int, ...],  # noqa: ARG002
-        **settings: Any,  # noqa: ANN401, ARG002 - as there
+        *,
+        dtype: torch.dtype = torch.float32,  # noqa: ARG002
+        device: torch.device | str | None = None,  # noqa: ARG002
+        requires_grad: bool = False,  # noqa: ARG002
+        pin_memory: bool = False,  # noqa: ARG002
     ) -> QuantizedTensor:
         """Refused, as :meth:`quantize_storage`.
 
