@@ -11,8 +11,8 @@ from te_hal.schema.errors import ArgumentError
 def parameter_device(device: torch.device | str | int | None, where: str = "device") -> torch.device:
     """The device for parameters: the given one, else the current backend's.
 
-    A forced backend that serves torch's default device, or no forced one: that device. Otherwise the first device
-    type that the forced backend serves.
+    A forced backend that serves torch's default device, no forced one, or a default of meta, where parameters wait for
+    a device: that device. Otherwise the first device type that the forced backend serves.
 
     Raises:
         ArgumentError: no device of torch; ``where`` says whose argument it is.
@@ -21,7 +21,7 @@ def parameter_device(device: torch.device | str | int | None, where: str = "devi
         return _named(where, device)
     default = default_device()
     backend = forced_backend()
-    if backend is None or ANY_DEVICE in backend.serves or default.type in backend.serves:
+    if backend is None or not backend.serves.isdisjoint({ANY_DEVICE, default.type}) or default.type == "meta":
         return default
     return torch.device(min(backend.serves))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from te_hal.modules import linear_steps
-from te_hal.modules.main_grad import gradient_for_autograd, main_grad_of, should_accumulate
+from te_hal.modules.main_grad import PART_OF, asked_for, gradient_for_autograd, main_grad_of, should_accumulate
 from te_hal.modules.once import once
 from te_hal.modules.rows import as_result, plain_rows
 from te_hal.modules.saved import prepare_for_saving, restore_from_saved
@@ -166,7 +166,8 @@ def _gradients_of_nothing(product: LinearCall) -> tuple[torch.Tensor | None, tor
     if not key.wgrad:
         return None, grad_bias
     if product.delayed is None:
-        return _weight_gradient_of_nothing(product), grad_bias
+        unasked = key.main_grad_dtype is not None and not asked_for(weight)
+        return None if unasked else _weight_gradient_of_nothing(product), grad_bias
     # It waits like that of any other group, so that each group's oldest belongs to one backward.
     product.delayed.put(partial(_left_for_later, product))
     return None, grad_bias
@@ -195,6 +196,7 @@ def _products_of_stacked(call: GroupedCall) -> tuple[LinearCall, ...]:
     if key.main_grad_dtype is not None:
         main_grads = main_grad_of(call.products[0].module, stacked, dtype=key.main_grad_dtype).unbind(0)
         for part, main_grad in zip(parts, main_grads, strict=True):
+            setattr(part, PART_OF, stacked)
             part.main_grad = main_grad  # type: ignore[attr-defined] # where wgrad looks for it
             part.overwrite_main_grad = getattr(stacked, "overwrite_main_grad", False)  # type: ignore[attr-defined]
     return tuple(product._replace(parameter=part) for product, part in zip(call.products, parts, strict=True))
@@ -203,5 +205,7 @@ def _products_of_stacked(call: GroupedCall) -> tuple[LinearCall, ...]:
 def _gradients_of_stacked(call: GroupedCall) -> Gradients:
     """What autograd gets for the parts of a stacked weight whose main_grad has the gradient."""
     first = call.products[0]
+    if not asked_for(first.parameter):
+        return [None] * len(call.products)
     gradient = gradient_for_autograd(first.parameter, first.plan.key.dtype)
     return [None] * len(call.products) if gradient is None else list(gradient.unbind(0))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 
 from te_hal.modules import offload_marks
-from te_hal.modules.main_grad import gradient_for_autograd, main_grad_of, should_accumulate
+from te_hal.modules.main_grad import asked_for, gradient_for_autograd, main_grad_of, should_accumulate
 from te_hal.modules.rows import plain_rows, quantized_rows
 from te_hal.quantization import Float8CurrentScalingQuantizer, Float8Quantizer, Float8Tensor
 from te_hal.quantization.hybrid_storage import HybridStorage
@@ -197,6 +197,8 @@ def wgrad(grad: Operand, kept: Operand | None, call: LinearCall) -> torch.Tensor
     """
     grad = _columnwise(grad)
     if call.delayed is None or not call.plan.key.wgrad:
+        if call.plan.key.main_grad_dtype is not None and not asked_for(call.parameter):
+            return None
         return _wgrad_now(grad, kept, call)
     call.delayed.put(partial(_wgrad_later, grad, kept, call), grad, kept)
     return None

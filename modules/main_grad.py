@@ -10,8 +10,8 @@ False                     adds; while the backward of the last ``True`` forward 
 
 So a layer used twice under True overwrites, then adds, and several microbatches may share one backward, which runs
 them last to first. ``weight.overwrite_main_grad = True`` always overwrites. ``weight.__fsdp_param__`` means that
-main_grad comes from ``weight.get_main_grad()``, asked in the backward only. Autograd gets no gradient for the weight,
-except where the weight has an attribute ``grad_added_to_main_grad``: that is set to True and a gradient of zeros keeps
+main_grad comes from ``weight.get_main_grad()``, asked in the backward only. A backward that leaves the weight out
+(``backward(inputs=...)``, ``autograd.grad``) leaves main_grad alone. Autograd gets no gradient for the weight, except where the weight has an attribute ``grad_added_to_main_grad``: that is set to True and a gradient of zeros keeps
 the caller's hooks running.
 """
 
@@ -21,6 +21,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from te_hal.schema.errors import StateError
 from te_hal.schema.formats import FLOATS
@@ -28,6 +29,8 @@ from te_hal.schema.formats import FLOATS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+#: Of the parts of a stacked weight: the parameter.
+PART_OF = "te_hal_part_of"
 #: Of weights whose main_grad is made lazily.
 _GETTER = "get_main_grad"
 
@@ -132,6 +135,16 @@ def _checked(module: str, weight: torch.Tensor, main_grad: object) -> torch.Tens
         accepted=f"a tensor of the weight's shape {tuple(weight.shape)}, on {weight.device}, in fp32, fp16 or bf16",
         todo="set weight.main_grad = torch.zeros_like(weight, dtype=torch.float32) before the forward",
     )
+
+
+def asked_for(weight: torch.Tensor) -> bool:
+    """Whether the backward that runs wants this weight's gradient, which autograd does not tell a Function."""
+    node = get_gradient_edge(getattr(weight, PART_OF, weight)).node
+    try:
+        wanted: bool = torch._C._will_engine_execute_node(node)  # noqa: SLF001 - torch's own way, without a public name
+    except RuntimeError:  # torch's answer for a leaf that autograd.grad was asked about
+        return True
+    return wanted
 
 
 def should_accumulate(weight: torch.Tensor, first: FirstMicrobatch | None) -> bool:

@@ -6,9 +6,11 @@ import inspect
 
 import pytest
 import torch
+from stub_backends import stub
 
 import te_hal
 import te_hal.modules as te
+from te_hal.dispatch import register_backend
 
 #: Transformer Engine's Linear: every argument in order with its default (device: "cuda" there, the backend's here).
 LINEAR_ARGUMENTS = {
@@ -253,6 +255,13 @@ def test_the_device_is_the_one_given_else_the_default_that_the_backend_serves():
         assert te.Linear(8, 8).weight.is_meta
         assert te.Linear(8, 8, device="cpu").weight.device.type == "cpu"
         assert te.RMSNorm(8).weight.is_meta
+
+
+def test_a_backend_chosen_by_name_leaves_a_module_on_meta_that_is_made_there():
+    register_backend(stub("of_cpus", serves=("cpu",)))
+    with torch.device("meta"), te_hal.use_backend("of_cpus"):
+        layer = te.TransformerLayer(32, 64, 4)
+    assert all(parameter.is_meta for parameter in layer.parameters())
 
 
 @pytest.mark.parametrize("name", ["NVFP4TensorStorage", "newton_schulz"])
