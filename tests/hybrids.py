@@ -6,7 +6,6 @@ import torch
 from custom_recipes import BF16, E4M3, E5M2
 
 import te_hal.modules as te
-import te_hal.ops
 
 CHILDREN = {
     "current": lambda: te.Float8CurrentScalingQuantizer(E4M3),
@@ -36,8 +35,4 @@ def alone(name: str, x: torch.Tensor, *, rowwise: bool) -> torch.Tensor:
 
 
 def parts(q: te.HybridQuantizedTensor) -> list[torch.Tensor]:
-    return [
-        part if isinstance(part, torch.Tensor) else te_hal.ops.dequantize(part)
-        for part in (q._rowwise_storage, q._columnwise_storage)
-        if part is not None
-    ]
+    return [part.dequantize() for part in (q._rowwise_storage, q._columnwise_storage) if part is not None]

@@ -78,7 +78,7 @@ def _bf16_is_exact(
     """Whether bf16 `addmm` keeps the contract: one factor, at most one addend, all of it exact in bf16."""
     given = [addend for addend in addends if addend is not None]
     return (
-        all(type(x) is QuantizedStorage or x.dtype == torch.bfloat16 for x in operands)
+        all(isinstance(x, QuantizedStorage) or x.dtype == torch.bfloat16 for x in operands)
         and out_dtype == torch.bfloat16
         and len(factors) <= 1
         and len(given) <= 1

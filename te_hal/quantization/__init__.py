@@ -27,6 +27,14 @@ from te_hal.quantization.quantized_tensor import QuantizedTensor
 from te_hal.quantization.quantizer import Quantizer
 from te_hal.quantization.quantizer_request import DelayedScalingRequest, QuantizerRequest
 from te_hal.quantization.quantizer_role import QuantizerRole
+from te_hal.quantization.te_part_storages import HybridQuantizedTensorStorage, IdentityTensorStorage
+from te_hal.quantization.te_storages import (
+    Float8BlockwiseQTensorStorage,
+    Float8TensorStorage,
+    MXFP8TensorStorage,
+    NVFP4TensorStorage,
+    QuantizedTensorStorage,
+)
 from te_hal.quantization.unquantized import IdentityQuantizer
 from te_hal.schema.storage import QuantizedStorage
 
@@ -35,21 +43,28 @@ __all__ = [
     "FP8GlobalStateManager",
     "Float8BlockQuantizer",
     "Float8BlockwiseQTensor",
+    "Float8BlockwiseQTensorStorage",
     "Float8CurrentScalingQuantizer",
     "Float8Quantizer",
     "Float8Tensor",
+    "Float8TensorStorage",
     "HybridQuantizedTensor",
+    "HybridQuantizedTensorStorage",
     "HybridQuantizer",
     "IdentityQuantizer",
     "IdentityTensor",
+    "IdentityTensorStorage",
     "MTFP8Quantizer",
     "MTFP8Tensor",
     "MXFP8Quantizer",
     "MXFP8Tensor",
+    "MXFP8TensorStorage",
     "NVFP4Quantizer",
     "NVFP4Tensor",
+    "NVFP4TensorStorage",
     "QuantizedStorage",
     "QuantizedTensor",
+    "QuantizedTensorStorage",
     "Quantizer",
     "QuantizerRequest",
     "QuantizerRole",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from te_hal.quantization.quantizer import OPS, CastKernels, Quantizer
-from te_hal.quantization.quantizer_arguments import check_amax_epsilon, wrong
+from te_hal.quantization.quantizer_arguments import check_amax_epsilon, check_values, wrong
 from te_hal.quantization.square_mxfp8 import quantize_squares
 from te_hal.schema.errors import UnsupportedError
 from te_hal.schema.flags import check_flags
@@ -175,6 +175,7 @@ class MXFP8Quantizer(BlockQuantizer):
         """Quantize without autograd; with 32x32 blocks by ops. See :meth:`Quantizer.quantize_storage`."""
         if not self.with_2d_quantization:
             return super().quantize_storage(tensor, rowwise=rowwise, columnwise=columnwise, out=out, kernels=kernels)
+        check_values("MXFP8Quantizer", tensor.dtype)
         storage = quantize_squares(
             tensor, self.format, rowwise=rowwise, columnwise=columnwise, order=self._order_of(out), out=out
         )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from te_hal.quantization.quantized_tensor import QuantizedTensor
-from te_hal.schema.block_scales import MTFP8_MODES, SQUARE_MODES
+from te_hal.quantization.te_names import BlockNames, MXFP8Names
+from te_hal.schema.block_scales import MTFP8_MODES
 from te_hal.schema.formats import ScalingMode
 
 
-class Float8BlockwiseQTensor(QuantizedTensor):
+class Float8BlockwiseQTensor(BlockNames, QuantizedTensor):
     """Blocks of 1x128 or 128x128 (docs/numerics.md, B1 to B4).
 
     With 128x128 blocks either copy follows from the other; with 1x128 neither does (:meth:`update_usage`).
@@ -17,12 +18,8 @@ class Float8BlockwiseQTensor(QuantizedTensor):
 
     modes: ClassVar[frozenset[ScalingMode]] = frozenset({ScalingMode.BLOCK_1X128, ScalingMode.BLOCK_128X128})
 
-    @property
-    def _is_2D_scaled(self) -> bool:  # noqa: N802 - Transformer Engine's spelling
-        return self.quantized_storage.mode in SQUARE_MODES
 
-
-class MXFP8Tensor(QuantizedTensor):
+class MXFP8Tensor(MXFP8Names, QuantizedTensor):
     """Blocks of 32 with E8M0 scales (docs/numerics.md, M1 to M3). Neither copy follows from the other."""
 
     modes: ClassVar[frozenset[ScalingMode]] = frozenset({ScalingMode.MXFP8})

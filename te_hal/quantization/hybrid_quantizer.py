@@ -201,6 +201,15 @@ class HybridQuantizer(Quantizer):
             todo="run the op by itself first",
         )
 
+    def is_quantizable(self, inp: torch.Tensor) -> bool:
+        """Whether both quantizers take such a tensor."""
+        return self.rowwise_quantizer.is_quantizable(inp) and self.columnwise_quantizer.is_quantizable(inp)
+
+    def is_requantization_safe(self) -> bool:
+        """Whether casting again gives the same codes in both parts, and records nothing."""
+        children = self.rowwise_quantizer, self.columnwise_quantizer
+        return all(child.is_requantization_safe() for child in children)
+
     def calibrate(self, tensor: torch.Tensor) -> None:
         """Record what both quantizers record."""
         self.rowwise_quantizer.calibrate(tensor)

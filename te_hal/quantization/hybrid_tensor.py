@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 
 from te_hal.quantization.hybrid_storage import HybridMode, HybridStorage
 from te_hal.quantization.quantized_tensor import QuantizedTensor, wrap
-from te_hal.quantization.quantizer_arguments import check_usage
-from te_hal.schema.errors import UnsupportedError
+from te_hal.quantization.quantizer_arguments import dropped_usages
+from te_hal.quantization.te_part_storages import named_part, named_storage
 from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
     import torch
-
-    from te_hal.quantization.hybrid_storage import Part
 
 
 class HybridQuantizedTensor(QuantizedTensor):
@@ -26,12 +24,21 @@ class HybridQuantizedTensor(QuantizedTensor):
     modes: ClassVar[frozenset[Any]] = frozenset({HybridMode.HYBRID})
 
     @property
-    def _rowwise_storage(self) -> Part | None:
-        return self._hybrid.rowwise
+    def _rowwise_storage(self) -> Any:  # noqa: ANN401 - a storage of any class, or None
+        return named_part(self._hybrid.rowwise)
 
     @property
-    def _columnwise_storage(self) -> Part | None:
-        return self._hybrid.columnwise
+    def _columnwise_storage(self) -> Any:  # noqa: ANN401
+        return named_part(self._hybrid.columnwise)
+
+    def _codes(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        codes: tuple[torch.Tensor | None, torch.Tensor | None] = named_storage(self._hybrid, None).get_data_tensors()
+        return codes
+
+    def get_metadata(self) -> dict[str, Any]:
+        """What HybridQuantizedTensorStorage is made of, by the names of its constructor's arguments."""
+        metadata: dict[str, Any] = named_storage(self._hybrid, self._quantizer).get_metadata()
+        return metadata
 
     @property
     def _hybrid(self) -> HybridStorage:
@@ -46,17 +53,7 @@ class HybridQuantizedTensor(QuantizedTensor):
             ArgumentError: an argument is no bool, or no part would be left.
             UnsupportedError: a part that is not there is asked for.
         """
-        wanted = self.get_usages()
-        for name, usage in (("rowwise", rowwise_usage), ("columnwise", columnwise_usage)):
-            check_usage(f"{type(self).__name__}.update_usage: {name}_usage", usage)
-            if usage and not wanted[name]:
-                raise UnsupportedError(
-                    f"{type(self).__name__}.update_usage: {name}_usage",
-                    got=f"True for a tensor without a {name} part",
-                    accepted="parts that are there: each is cast from the unquantized tensor",
-                    todo="quantize again with both usages",
-                )
-            wanted[name] = wanted[name] if usage is None else usage
+        wanted = dropped_usages(type(self).__name__, self.get_usages(), rowwise_usage, columnwise_usage)
         self.quantized_storage = self._hybrid.keep(**wanted)  # type: ignore[assignment] # a storage of two parts
 
     def __reduce_ex__(self, _protocol: SupportsIndex) -> tuple[Any, ...]:

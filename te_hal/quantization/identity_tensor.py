@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 
 from te_hal.quantization.identity_storage import IdentityMode, IdentityStorage
 from te_hal.quantization.quantized_tensor import QuantizedTensor
-from te_hal.quantization.quantizer_arguments import check_usage
-from te_hal.schema.errors import ArgumentError
+from te_hal.quantization.quantizer_arguments import check_identity_usages
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +25,13 @@ class IdentityTensor(QuantizedTensor):
     def _hp_data(self) -> torch.Tensor:
         return self._identity.data
 
+    def _codes(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        return self._identity.data, None
+
+    def get_metadata(self) -> dict[str, Any]:
+        """What IdentityTensorStorage is made of, by the names of its constructor's arguments."""
+        return {"hp_data": self._identity.data, "quantizer": self._quantizer, "fake_dtype": self.dtype}
+
     @property
     def _identity(self) -> IdentityStorage:
         storage: Any = self.quantized_storage
@@ -38,15 +44,7 @@ class IdentityTensor(QuantizedTensor):
         Raises:
             ArgumentError: an argument is no bool, or both are False.
         """
-        for name, usage in (("rowwise", rowwise_usage), ("columnwise", columnwise_usage)):
-            check_usage(f"{type(self).__name__}.update_usage: {name}_usage", usage)
-        if rowwise_usage is columnwise_usage is False:
-            raise ArgumentError(
-                f"{type(self).__name__}.update_usage",
-                got="rowwise_usage=False, columnwise_usage=False",
-                accepted="at least one of them",
-                todo="drop the tensor itself to free its memory",
-            )
+        check_identity_usages(type(self).__name__, rowwise_usage, columnwise_usage)
 
     def __reduce_ex__(self, _protocol: SupportsIndex) -> tuple[Any, ...]:
         return rebuild_identity_tensor, (self._identity.data, self.requires_grad, self._attributes())

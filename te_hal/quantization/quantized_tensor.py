@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 
 import torch
@@ -12,6 +13,7 @@ from te_hal.quantization.copies import with_copies
 from te_hal.quantization.hybrid_storage import values_of
 from te_hal.quantization.quantizer_arguments import check_usage
 from te_hal.quantization.separate_buffers import SeparateBuffers, forbid_address
+from te_hal.quantization.te_names import TeNames
 from te_hal.quantization.tensor_text import text_of
 from te_hal.schema.errors import ArgumentError, StateError
 from te_hal.schema.formats import FORMATS, ColumnwiseOrder, ScalingMode
@@ -21,10 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from te_hal.quantization.quantizer import Quantizer
-    from te_hal.schema.formats import DType
 
 
-class QuantizedTensor(SeparateBuffers, torch.Tensor):
+class QuantizedTensor(SeparateBuffers, TeNames, torch.Tensor):
     """A quantized tensor with the nominal dtype, shape and device of what it stands for; a class per kind of scales.
 
     Torch operations that a format defines keep it quantized: ``detach``, ``clone``, ``view``/``reshape`` (with scales
@@ -81,26 +82,6 @@ class QuantizedTensor(SeparateBuffers, torch.Tensor):
         made._quantizer = quantizer
         return made
 
-    @property
-    def _rowwise_data(self) -> torch.Tensor | None:
-        return self.quantized_storage.rowwise_data
-
-    @property
-    def _columnwise_data(self) -> torch.Tensor | None:
-        return self.quantized_storage.columnwise_data
-
-    @property
-    def _rowwise_scale_inv(self) -> torch.Tensor | None:
-        return self.quantized_storage.rowwise_scale_inv
-
-    @property
-    def _columnwise_scale_inv(self) -> torch.Tensor | None:
-        return self.quantized_storage.columnwise_scale_inv
-
-    @property
-    def _fp8_dtype(self) -> DType:
-        return self.quantized_storage.format.code
-
     def dequantize(self, *, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The plain values, in ``dtype`` or the nominal dtype; gradients pass straight through."""
         return quantized_operations.dequantize(self, dtype or self.dtype)
@@ -113,10 +94,24 @@ class QuantizedTensor(SeparateBuffers, torch.Tensor):
         """
         return self._own_quantizer().update_quantized(tensor, self, noop_flag=noop_flag)
 
-    def get_usages(self) -> dict[str, bool]:
-        """The copies that are there."""
-        kind = self.quantized_storage.kind
-        return {"rowwise": kind.rowwise, "columnwise": kind.columnwise}
+    def update_quantizer(self, quantizer: Quantizer) -> None:
+        """Have in-place operations quantize by another quantizer that makes what this tensor holds, with a warning.
+
+        Raises:
+            StateError: this tensor has no quantizer.
+            ArgumentError: one of another format or other blocks.
+        """
+        before, storage = self._own_quantizer(), self.quantized_storage
+        if quantizer.mode is not storage.mode or (before.quantizes and quantizer.format is not storage.format):
+            raise ArgumentError(
+                f"{type(self).__name__}.update_quantizer",
+                got=f"a {type(quantizer).__name__}, which makes something else",
+                accepted=f"one that makes {storage.kind!r}",
+                todo="quantize the dequantized values by it instead",
+            )
+        if quantizer is not before:
+            warnings.warn(f"{type(self).__name__}: what is written from now on is quantized differently", stacklevel=2)
+            self._quantizer = quantizer
 
     def update_usage(self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None) -> None:
         """Make or drop copies in place; the other is kept as it is where its argument is None.

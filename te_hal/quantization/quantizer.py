@@ -12,7 +12,9 @@ import torch
 import te_hal.ops
 from te_hal.quantization.quantized_tensor import QuantizedTensor, wrap
 from te_hal.quantization.quantizer_arguments import check_nominal, check_plain, check_usage, noop_number
+from te_hal.quantization.quantizer_interface import QuantizerInterface
 from te_hal.quantization.straight_through import quantize_straight_through
+from te_hal.quantization.te_part_storages import named_storage
 from te_hal.schema.block_scales import fill_with_ones, order_of
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError
 from te_hal.schema.formats import ColumnwiseOrder, DType, ElementFormat, ScalingMode, element_format
@@ -38,7 +40,7 @@ class CastKernels(Protocol):
 OPS: Any = te_hal.ops
 
 
-class Quantizer(abc.ABC):
+class Quantizer(QuantizerInterface, abc.ABC):
     """Quantizes tensors of one role to an 8-bit format.
 
     Args:
@@ -49,7 +51,7 @@ class Quantizer(abc.ABC):
     Attributes:
         rowwise_usage, columnwise_usage: which copies :meth:`quantize` makes.
         columnwise_order: memory order of columnwise copies; modules set what their backend's gemm reads.
-        internal: results are bare QuantizedStorage, not tensors, and carry no gradient.
+        internal: results are storages (te.Float8TensorStorage and its like), not tensors, and carry no gradient.
         format: the element format.
         observer: is told of everything that is quantized (te_hal.quantization.observer), or None.
     """
@@ -161,7 +163,10 @@ class Quantizer(abc.ABC):
             )
         if dtype not in (None, storage.dtype):
             storage = storage.with_tensors(storage.tensors(), dtype)
-        return storage if self.internal else quantize_straight_through(tensor, storage, self)
+        if self.internal:
+            named: QuantizedStorage = named_storage(storage, self)
+            return named
+        return quantize_straight_through(tensor, storage, self)
 
     __call__ = quantize
 
@@ -206,7 +211,7 @@ class Quantizer(abc.ABC):
         self.quantize_storage(
             src.detach(), rowwise=storage.kind.rowwise, columnwise=storage.kind.columnwise, out=storage
         )
-        if not dst.is_inference():
+        if isinstance(dst, torch.Tensor) and not dst.is_inference():
             torch.autograd.graph.increment_version(dst)  # as any write in place: autograd and weight caches look at it
         return dst
 

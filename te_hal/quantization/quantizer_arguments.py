@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from te_hal.schema.errors import ArgumentError, ArgumentTypeError
+from te_hal.schema.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from te_hal.schema.formats import FLOAT32_MAX, FLOATS
 
 
@@ -22,6 +22,18 @@ def check_plain(where: str, tensor: object) -> None:
         accepted="a plain torch.Tensor",
         todo="call its dequantize() first" if isinstance(tensor, torch.Tensor) else "pass a tensor",
     )
+
+
+def check_values(where: str, dtype: torch.dtype) -> None:
+    """A dtype that is quantized, where no op sees the tensor as it came.
+
+    Raises:
+        ArgumentError: another one.
+    """
+    if dtype not in FLOATS:
+        raise ArgumentError(
+            where, got=f"a tensor of {dtype}", accepted=", ".join(map(str, FLOATS)), todo="cast it before"
+        )
 
 
 def check_nominal(where: str, dtype: object) -> None:
@@ -49,6 +61,44 @@ def check_usage(where: str, usage: object) -> None:
         raise ArgumentError(
             where, got=repr(usage), accepted="True, False, None", todo="pass a bool, or None to leave it as it is"
         )
+
+
+def check_identity_usages(where: str, rowwise: object, columnwise: object) -> None:
+    """Usages of what one buffer serves in both directions: any but none.
+
+    Raises:
+        ArgumentError: one is no bool, or both are False.
+    """
+    for name, usage in (("rowwise", rowwise), ("columnwise", columnwise)):
+        check_usage(f"{where}.update_usage: {name}_usage", usage)
+    if rowwise is columnwise is False:
+        raise ArgumentError(
+            f"{where}.update_usage",
+            got="rowwise_usage=False, columnwise_usage=False",
+            accepted="at least one of them",
+            todo="drop the tensor itself to free its memory",
+        )
+
+
+def dropped_usages(where: str, has: dict[str, bool], rowwise: object, columnwise: object) -> dict[str, bool]:
+    """Which of two parts stay, neither of which follows from the other.
+
+    Raises:
+        ArgumentError: one is no bool.
+        UnsupportedError: a part that is not there is asked for.
+    """
+    wanted = dict(has)
+    for name, usage in (("rowwise", rowwise), ("columnwise", columnwise)):
+        check_usage(f"{where}.update_usage: {name}_usage", usage)
+        if usage and not has[name]:
+            raise UnsupportedError(
+                f"{where}.update_usage: {name}_usage",
+                got=f"True for a tensor without a {name} part",
+                accepted="parts that are there: each is cast from the unquantized tensor",
+                todo="quantize again with both usages",
+            )
+        wanted[name] = has[name] if usage is None else bool(usage)
+    return wanted
 
 
 def check_amax_epsilon(where: str, value: object) -> float:

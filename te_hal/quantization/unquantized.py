@@ -10,7 +10,7 @@ import torch
 from te_hal.quantization.identity_storage import IdentityMode, IdentityStorage
 from te_hal.quantization.quantized_tensor import wrap
 from te_hal.quantization.quantizer import OPS, CastKernels, Quantizer
-from te_hal.quantization.quantizer_arguments import check_nominal
+from te_hal.quantization.quantizer_arguments import check_nominal, check_values
 from te_hal.schema.errors import ArgumentError, StateError
 from te_hal.schema.formats import E4M3, FLOATS
 
@@ -112,6 +112,10 @@ class IdentityQuantizer(UnquantizedQuantizer):
         super().__init__(rowwise=rowwise, columnwise=columnwise)
         self.rounds_to = dtype
 
+    def is_requantization_safe(self) -> bool:
+        """Yes: it rounds one way, if at all."""
+        return True
+
     def _check_usages(self) -> None:
         """Neither is needed: one buffer serves both."""
 
@@ -133,6 +137,7 @@ class IdentityQuantizer(UnquantizedQuantizer):
         Raises:
             ArgumentError: ``out`` is of another quantizer, or of another shape.
         """
+        check_values("IdentityQuantizer", tensor.dtype)
         if out is None:
             return IdentityStorage(tensor.to(self.rounds_to or tensor.dtype, copy=True))
         if not isinstance(out, IdentityStorage) or out.shape != tuple(tensor.shape):

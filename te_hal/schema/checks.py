@@ -153,7 +153,7 @@ def _key(schema: OpSchema) -> list[str]:
             first = f"{name}[0].dtype, {name}[0].device"
             parts.append(f"None if {name} is None else ({first})" if operand.optional else first)
             continue
-        dtype = f"{name}.kind if type({name}) is S else {name}.dtype" if operand.formats else f"{name}.dtype"
+        dtype = f"{name}.kind if isinstance({name}, S) else {name}.dtype" if operand.formats else f"{name}.dtype"
         facts = [f"type({name})", dtype, f"{name}.device"]
         if operand.optional:
             parts.append(f"None if {name} is None else ({', '.join(facts)})")

@@ -129,9 +129,10 @@ def test_a_quantizer_refuses_a_target_of_another_mode():
         te.MXFP8Quantizer(E4M3_DTYPE).update_quantized(torch.ones(64, 64), out)
 
 
-def test_the_storage_of_an_internal_quantizer_is_bare():
+def test_an_internal_quantizer_gives_a_storage_and_no_tensor():
     quantizer = te.MXFP8Quantizer(E4M3_DTYPE)
     quantizer.internal = True
     made = quantizer(torch.ones(32, 32))
-    assert type(made) is QuantizedStorage
+    assert isinstance(made, QuantizedStorage)
+    assert not isinstance(made, torch.Tensor)
     assert (made.format, made.mode) == (E4M3, ScalingMode.MXFP8)

@@ -1,0 +1,323 @@
+"""Transformer Engine's storage classes: what a quantizer with ``internal`` gives, and what may be built by hand.
+
+A te_hal storage under Transformer Engine's attribute names; ops, modules and ``te.prepare_for_saving`` take it like any
+QuantizedStorage. ``isinstance(q, te.Float8TensorStorage)`` also holds of a te.Float8Tensor, as it does there; and of
+every quantized tensor for te.QuantizedTensorStorage.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from te_hal.quantization.copies import with_copies
+from te_hal.quantization.hybrid_storage import values_of
+from te_hal.quantization.quantizer_arguments import check_usage
+from te_hal.quantization.te_names import BlockNames, Float8Names, MXFP8Names, NVFP4Names, TeNames
+from te_hal.schema.block_scales import te_scale_inv
+from te_hal.schema.errors import ArgumentError, StateError, UnsupportedError
+from te_hal.schema.formats import E2M1, ColumnwiseOrder, DType, ElementFormat, ScalingMode, element_format
+from te_hal.schema.nvfp4_layout import NVFP4_MODES, set_tensor_amax
+from te_hal.schema.storage import QuantizedStorage, StorageKind
+
+if TYPE_CHECKING:
+    from te_hal.quantization.quantizer import Quantizer
+
+
+class TensorsToo(type):
+    """Metaclass: a tensor over a storage of the class's scaling modes counts as an instance.
+
+    Where there are none, any quantized tensor does, and an instance of any class of this metaclass.
+    """
+
+    modes: frozenset[Any]
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        if super().__instancecheck__(instance):
+            return True
+        if not isinstance(instance, torch.Tensor):
+            return not cls.modes and type(type(instance)) is TensorsToo
+        storage = getattr(instance, "quantized_storage", None)
+        return storage is not None and (not cls.modes or storage.mode in cls.modes)
+
+
+class StorageMethods(TeNames):
+    """What the storage classes share."""
+
+    __slots__ = ()
+
+    @property
+    def quantized_storage(self) -> Any:  # noqa: ANN401 - this very storage
+        """This storage: where a tensor is taken apart, it is what comes out."""
+        return self
+
+    def __repr__(self) -> str:
+        held = self._storage
+        return f"{type(self).__name__}({held.kind!r}, shape={held.shape}, dtype={held.dtype}, device={held.device})"
+
+    def dequantize(self, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The plain values, in ``dtype`` or the nominal dtype; without autograd."""
+        return values_of(self, dtype)
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        """The logical shape, or one of its sizes."""
+        shape = torch.Size(self._storage.shape)
+        return shape if dim is None else shape[dim]
+
+    def quantize_(self, tensor: torch.Tensor, *, noop_flag: torch.Tensor | None = None) -> Any:  # noqa: ANN401
+        """Quantize ``tensor`` into this storage, in place, with the quantizer that it was made by.
+
+        Raises:
+            StateError: there is none.
+        """
+        quantizer: Quantizer | None = self._quantizer  # type: ignore[attr-defined] # a slot of each class
+        if quantizer is None:
+            raise StateError(
+                f"{type(self).__name__}.quantize_",
+                got="a storage without a quantizer",
+                accepted="one made by a quantizer, or built with quantizer=...",
+                todo="quantize anew",
+            )
+        quantizer.update_quantized(tensor, self, noop_flag=noop_flag)  # type: ignore[arg-type] # a storage, see there
+        return self
+
+
+class QuantizedTensorStorage(StorageMethods, QuantizedStorage, metaclass=TensorsToo):
+    """Base of the classes, and what formats without a class of Transformer Engine's have; quantizers make it."""
+
+    __slots__ = ("_quantizer",)
+
+    modes: ClassVar[frozenset[Any]] = frozenset()
+
+    _quantizer: Quantizer | None
+
+    def _hold(
+        self,
+        format: ElementFormat,
+        mode: ScalingMode,
+        buffers: tuple[torch.Tensor | None, ...],
+        *,
+        dtype: torch.dtype,
+        quantizer: Quantizer | None,
+        order: ColumnwiseOrder = ColumnwiseOrder.TRANSPOSED,
+    ) -> None:
+        """Check and take buffers over, in the order of ``tensors()``; the shape follows from the codes."""
+        row, _, column, _ = buffers
+        shape = () if row is None else tuple(row.shape)
+        if row is None and column is not None:
+            shape = (*column.shape[1:], column.shape[0]) if order is ColumnwiseOrder.TRANSPOSED else tuple(column.shape)
+        if mode in NVFP4_MODES and (row is not None or column is not None):
+            shape = (*shape[:-1], shape[-1] * 2) if row is not None else (shape[0] * 2, *shape[1:])
+        QuantizedStorage.__init__(
+            self,
+            format=format,
+            mode=mode,
+            shape=shape,
+            dtype=dtype,
+            rowwise_data=row,
+            rowwise_scale_inv=buffers[1],
+            columnwise_data=column,
+            columnwise_scale_inv=buffers[3],
+            columnwise_order=order,
+        )
+        self._quantizer = quantizer
+
+    def view(self, *shape: Any) -> Any:  # noqa: ANN401 - sizes, or one sequence of them
+        """The same codes under another logical shape, see QuantizedStorage.view."""
+        sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        return te_storage(QuantizedStorage.view(self, tuple(sizes)), self._quantizer)
+
+    def update_usage(self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None) -> None:
+        """Make or drop copies in place, as of a quantized tensor.
+
+        Raises:
+            ArgumentError: an argument is no bool, or no copy would be left.
+            UnsupportedError: a copy is missing that does not follow from the other without rounding again.
+        """
+        wanted = self.get_usages()
+        for name, usage in (("rowwise", rowwise_usage), ("columnwise", columnwise_usage)):
+            check_usage(f"{type(self).__name__}.update_usage: {name}_usage", usage)
+            wanted[name] = wanted[name] if usage is None else usage
+        order = self.columnwise_order
+        if not self.kind.columnwise and self._quantizer is not None:
+            order = self._quantizer.columnwise_order
+        _take(self, with_copies(self, **wanted, order=order).keep(**wanted))
+
+
+def _take(into: QuantizedStorage, storage: QuantizedStorage) -> None:
+    for name in QuantizedStorage.__slots__:
+        setattr(into, name, getattr(storage, name))
+
+
+class Float8TensorStorage(Float8Names, QuantizedTensorStorage):
+    """One scale.
+
+    Args:
+        data: uint8 codes ``[..., K]``, or None.
+        fp8_scale_inv: fp32 ``[1]``.
+        fp8_dtype: ``te.DType``, or a torch dtype.
+        data_transpose: uint8 codes ``[K, ...]``, or None; at least one of the two.
+        quantizer: for :meth:`quantize_`.
+        fake_dtype: nominal dtype.
+
+    Raises:
+        ArgumentError: no codes, or buffers that do not fit.
+    """
+
+    __slots__ = ()
+    modes = frozenset({ScalingMode.TENSOR})
+
+    def __init__(
+        self,
+        *,
+        data: torch.Tensor | None,
+        fp8_scale_inv: torch.Tensor,
+        fp8_dtype: DType | torch.dtype,
+        data_transpose: torch.Tensor | None = None,
+        quantizer: Quantizer | None = None,
+        fake_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        codes = element_format(fp8_dtype, "Float8TensorStorage: fp8_dtype")
+        scales = (None if data is None else fp8_scale_inv, None if data_transpose is None else fp8_scale_inv)
+        buffers = (data, scales[0], data_transpose, scales[1])
+        self._hold(codes, ScalingMode.TENSOR, buffers, dtype=fake_dtype, quantizer=quantizer)
+
+
+class Float8BlockwiseQTensorStorage(BlockNames, QuantizedTensorStorage):
+    """Blocks of 128; arguments are those of its ``get_metadata()``, and ``fake_dtype``, the nominal dtype."""
+
+    __slots__ = ()
+    modes = frozenset({ScalingMode.BLOCK_1X128, ScalingMode.BLOCK_128X128})
+
+    def __init__(
+        self,
+        rowwise_data: torch.Tensor | None,
+        rowwise_scale_inv: torch.Tensor | None,
+        columnwise_data: torch.Tensor | None,
+        columnwise_scale_inv: torch.Tensor | None,
+        fp8_dtype: DType | torch.dtype,
+        quantizer: Quantizer | None,
+        is_2D_scaled: bool,  # noqa: N803 - Transformer Engine's spelling
+        *,
+        fake_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        codes = element_format(fp8_dtype, "Float8BlockwiseQTensorStorage: fp8_dtype")
+        mode = ScalingMode.BLOCK_128X128 if is_2D_scaled else ScalingMode.BLOCK_1X128
+        buffers = (rowwise_data, rowwise_scale_inv, columnwise_data, columnwise_scale_inv)
+        self._hold(codes, mode, buffers, dtype=fake_dtype, quantizer=quantizer)
+
+
+class MXFP8TensorStorage(MXFP8Names, QuantizedTensorStorage):
+    """Blocks of 32; arguments are those of its ``get_metadata()``, and ``fake_dtype``, the nominal dtype."""
+
+    __slots__ = ()
+    modes = frozenset({ScalingMode.MXFP8})
+
+    def __init__(
+        self,
+        rowwise_data: torch.Tensor | None,
+        rowwise_scale_inv: torch.Tensor | None,
+        columnwise_data: torch.Tensor | None,
+        columnwise_scale_inv: torch.Tensor | None,
+        fp8_dtype: DType | torch.dtype,
+        quantizer: Quantizer | None,
+        with_gemm_swizzled_scales: bool = False,
+        *,
+        fake_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        _refuse_swizzled("MXFP8TensorStorage", swizzled=with_gemm_swizzled_scales)
+        codes = element_format(fp8_dtype, "MXFP8TensorStorage: fp8_dtype")
+        order = ColumnwiseOrder.SAME if quantizer is None else quantizer.columnwise_order
+        buffers = (rowwise_data, rowwise_scale_inv, columnwise_data, columnwise_scale_inv)
+        self._hold(codes, ScalingMode.MXFP8, buffers, dtype=fake_dtype, quantizer=quantizer, order=order)
+
+
+class NVFP4TensorStorage(NVFP4Names, QuantizedTensorStorage):
+    """4-bit codes; arguments are those of its ``get_metadata()``, and ``fake_dtype``, the nominal dtype.
+
+    Scales of blocks and amaxes are copied into one buffer per copy. Which blocks they are the quantizer says; without
+    one they are of 16 elements.
+    """
+
+    __slots__ = ()
+    modes = NVFP4_MODES
+
+    def __init__(
+        self,
+        rowwise_data: torch.Tensor | None,
+        rowwise_scale_inv: torch.Tensor | None,
+        columnwise_data: torch.Tensor | None,
+        columnwise_scale_inv: torch.Tensor | None,
+        amax_rowwise: torch.Tensor | None,
+        amax_columnwise: torch.Tensor | None,
+        fp4_dtype: DType = DType.kFloat4E2M1,
+        quantizer: Quantizer | None = None,
+        with_gemm_swizzled_scales: bool = False,
+        *,
+        fake_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        _refuse_swizzled("NVFP4TensorStorage", swizzled=with_gemm_swizzled_scales)
+        if fp4_dtype not in (DType.kFloat4E2M1, E2M1):
+            raise ArgumentError(
+                "NVFP4TensorStorage: fp4_dtype", got=repr(fp4_dtype), accepted="te.DType.kFloat4E2M1", todo="correct it"
+            )
+        mode = ScalingMode.NVFP4 if quantizer is None else quantizer.mode
+        given = (
+            (rowwise_data, rowwise_scale_inv, amax_rowwise),
+            (columnwise_data, columnwise_scale_inv, amax_columnwise),
+        )
+        row, column = (_nvfp4_scales(mode, given[place], rowwise=place == 0) for place in (0, 1))
+        buffers = (rowwise_data, row, columnwise_data, column)
+        self._hold(E2M1, mode, buffers, dtype=fake_dtype, quantizer=quantizer)
+
+
+def _nvfp4_scales(mode: ScalingMode, given: tuple[torch.Tensor | None, ...], *, rowwise: bool) -> torch.Tensor | None:
+    """Both levels of scales of one copy in one buffer."""
+    codes, scales, amax = given
+    if codes is None or scales is None or amax is None:
+        if codes is scales is amax:
+            return None
+        name = "rowwise" if rowwise else "columnwise"
+        raise ArgumentError(
+            "NVFP4TensorStorage",
+            got=f"a {name} copy without one of {name}_data, {name}_scale_inv and amax_{name}",
+            accepted="all three, or none of them",
+            todo="pass what get_metadata() of another one gives",
+        )
+    shape = (*codes.shape[:-1], codes.shape[-1] * 2) if rowwise else (codes.shape[-1] * 2, codes.shape[0])
+    kind = StorageKind.of(E2M1, mode, rowwise=rowwise, columnwise=not rowwise, order=ColumnwiseOrder.TRANSPOSED)
+    made = QuantizedStorage.empty(kind, tuple(shape), torch.float32, codes.device)
+    blocks, buffer = te_scale_inv(made, rowwise=rowwise), made.tensors()[1 if rowwise else 3]
+    if blocks is None or buffer is None or blocks.shape != scales.shape or amax.numel() != 1:
+        raise ArgumentError(
+            "NVFP4TensorStorage: scale_inv",
+            got=f"shape {tuple(scales.shape)}, amax of shape {tuple(amax.shape)}",
+            accepted=f"shape {None if blocks is None else tuple(blocks.shape)}, padding included; an amax of one",
+            todo="pad the scales as Transformer Engine does",
+        )
+    blocks.copy_(scales.view(torch.uint8))
+    set_tensor_amax(buffer, amax.reshape(1).to(torch.float32))
+    return buffer
+
+
+def _refuse_swizzled(where: str, *, swizzled: bool) -> None:
+    if swizzled is not False:
+        raise UnsupportedError(
+            f"{where}: with_gemm_swizzled_scales",
+            got=repr(swizzled),
+            accepted="False: scales lie in rows",
+            todo="quantize without optimize_for_gemm",
+        )
+
+
+_CLASSES = (Float8TensorStorage, Float8BlockwiseQTensorStorage, MXFP8TensorStorage, NVFP4TensorStorage)
+
+
+def te_storage(storage: QuantizedStorage, quantizer: Quantizer | None) -> QuantizedTensorStorage:
+    """The same buffers under Transformer Engine's names, in the class of its scaling mode."""
+    kind = next((known for known in _CLASSES if storage.mode in known.modes), QuantizedTensorStorage)
+    made = kind.__new__(kind)
+    _take(made, storage)
+    made._quantizer = quantizer  # noqa: SLF001 - of this file
+    return made
