@@ -11,8 +11,9 @@ False                     adds; while the backward of the last ``True`` forward 
 So a layer used twice under True overwrites, then adds, and several microbatches may share one backward, which runs
 them last to first. ``weight.overwrite_main_grad = True`` always overwrites. ``weight.__fsdp_param__`` means that
 main_grad comes from ``weight.get_main_grad()``, asked in the backward only. A backward that leaves the weight out
-(``backward(inputs=...)``, ``autograd.grad``) leaves main_grad alone. Autograd gets no gradient for the weight, except where the weight has an attribute ``grad_added_to_main_grad``: that is set to True and a gradient of zeros keeps
-the caller's hooks running.
+(``backward(inputs=...)``, ``autograd.grad``) leaves main_grad alone. Autograd gets no gradient for the weight, except
+where the weight has an attribute ``grad_added_to_main_grad``: that is set to True and a gradient of zeros keeps the
+caller's hooks running.
 """
 
 from __future__ import annotations
