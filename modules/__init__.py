@@ -82,6 +82,7 @@ from te_hal.quantization import (
     is_nvfp4_available,
     quantized_model_init,
 )
+from te_hal.recipe import quantizer_factory
 from te_hal.schema.errors import NotBuiltError
 from te_hal.schema.formats import DType
 
@@ -164,6 +165,7 @@ __all__ = [
     "parallel_cross_entropy",
     "prepare_for_saving",
     "quantized_model_init",
+    "quantizer_factory",
     "restore_from_saved",
     "router",
 ]

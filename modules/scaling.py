@@ -44,6 +44,13 @@ class Asked(NamedTuple):
         return Asked, ((), {})
 
 
+def factory_of(recipe: CustomRecipe) -> tuple[object, ...]:
+    """What tells a recipe's factory from another one: its key, or else what it refers to."""
+    if recipe.qfactory_key is not None:
+        return (recipe.qfactory_key,)
+    return factory_snapshot(recipe.qfactory)
+
+
 @dataclass(frozen=True, slots=True)
 class Scaling:
     """Scaling state of one recipe, by direction.
@@ -123,7 +130,7 @@ def build_custom_scaling(
         of_slots = roles * (len(answers[key]) // len(roles))
         states[key] = CustomScalingState(answers[key], of_slots, forward=forward, device=device)
     # Looked at afterwards: a factory may keep a record of what it was asked.
-    asked = Asked(factory_snapshot(recipe.qfactory), slot_roles)
+    asked = Asked(factory_of(recipe), slot_roles)
     return Scaling(copy.copy(recipe), (recipe, recipe.version), states, asked)
 
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from te_hal.modules.label import Labelled
-from te_hal.modules.scaling import Asked, build_custom_scaling, build_scaling, quantizes_alike, take_over
+from te_hal.modules.scaling import Asked, build_custom_scaling, build_scaling, factory_of, quantizes_alike, take_over
 from te_hal.modules.scaling_checkpoint import load_scaling, save_scaling
 from te_hal.modules.state_dict import OptionalExtraState
-from te_hal.quantization.factory_answers import factory_snapshot
 from te_hal.quantization.quantizer_role import linear_roles
 from te_hal.recipe import CustomRecipe
 from te_hal.schema.errors import StateError
@@ -88,7 +87,7 @@ class ScalingModule(Labelled, OptionalExtraState, torch.nn.Module):
     def _custom_scaling(self, recipe: CustomRecipe, device: torch.device) -> Scaling:
         """What is in use if it serves, else what will be."""
         roles = self.quantizer_roles()
-        asked = Asked(factory_snapshot(recipe.qfactory), roles)
+        asked = Asked(factory_of(recipe), roles)
         for known in (self._scaling.get(recipe.family), self._prepared):
             if known is not None and known.serves(recipe, device, asked):
                 return known

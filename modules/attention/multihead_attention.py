@@ -35,6 +35,14 @@ _OF_ATTENTION = (
     "softmax_type",
 )
 
+#: Names that a CustomRecipe's factory sees, by attribute.
+_ROLE_NAMES = {
+    "qkv": "linear_qkv",
+    "layernorm_qkv": "layernorm_linear_qkv",
+    "query_layer": "linear_q",
+    "layernorm_query": "layernorm_linear_q",
+}
+
 #: Arguments of a call that attention takes under the same name.
 _TO_ATTENTION = (
     *("attention_mask", "attn_mask_type", "window_size", "bottom_right_diagonal", "checkpoint_core_attention"),
@@ -202,13 +210,13 @@ class MultiheadAttention(Labelled, torch.nn.Module):
                 self.hidden_size,
                 2 * layout.key_size,
                 parameters_split=None if fused else {part: parts[part] for part in ("key", "value")},
-                name=self._name_of("key_value"),
+                name=self._name_of("linear_kv"),
                 **arguments,
             )
             name, rows = "query" if norm else "query_layer", layout.query_size
             split = {"query": rows} if norm and not fused else None  # query_layer is never split
         self._first_projection = f"layernorm_{name}" if norm else name
-        arguments = {**arguments, "parameters_split": split, "name": self._name_of(self._first_projection)}
+        arguments = {**arguments, "parameters_split": split, "name": self._name_of(_ROLE_NAMES[self._first_projection])}
         self.add_module(
             self._first_projection,
             LayerNormLinear(self.hidden_size, rows, **arguments, **norm)

@@ -47,10 +47,14 @@ def check_qk_norm(where: str, type_: object, eps: object) -> None:
 def make_norms(
     type_: str | None, channels: int, eps: float, dtype: torch.dtype | None, device: torch.device | str | None
 ) -> tuple[torch.nn.Module | None, torch.nn.Module | None]:
-    """The norm of queries and the norm of keys, each with a gamma (and beta) of ``[channels]``; None without a type."""
+    """The norm of queries and the norm of keys, each with a gamma (and beta) of ``[channels]``.
+
+    One module for both where it has no parameters; None without a type.
+    """
     if type_ is None:
         return None, None
     if type_ == _L2:
-        return L2Norm(eps), L2Norm(eps)
+        shared = L2Norm(eps)
+        return shared, shared
     kind = _WITH_PARAMETERS[type_]
     return kind(channels, eps=eps, dtype=dtype, device=device), kind(channels, eps=eps, dtype=dtype, device=device)

@@ -57,6 +57,30 @@ class CustomScalingState:
         return made
 
     @property
+    def scale(self) -> torch.Tensor:
+        """Scales of the slots with delayed scaling, in their order.
+
+        Raises:
+            AttributeError: there are none.
+        """
+        return self._of_requests("scale").scale
+
+    @property
+    def amax_history(self) -> torch.Tensor:
+        """Histories of the slots with delayed scaling, a column each.
+
+        Raises:
+            AttributeError: there are none.
+        """
+        return self._of_requests("amax_history").amax_history
+
+    def _of_requests(self, name: str) -> DelayedScalingState:
+        if self.delayed is None:
+            msg = f"no slot of this CustomRecipe has delayed scaling, so there is no {name!r}"
+            raise AttributeError(msg)
+        return self.delayed
+
+    @property
     def slots(self) -> tuple[int, ...]:
         """Those whose state is kept."""
         if self.loaded_slots is not None:

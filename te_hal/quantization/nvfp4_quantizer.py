@@ -42,8 +42,9 @@ class NVFP4Quantizer(BlockQuantizer):
         with_post_rht_amax: the columnwise amax is that of the transformed values; goes with ``with_rht``, always.
         with_2d_quantization: a scale per 16x16 square; excludes ``with_rht`` and ``stochastic_rounding``.
         stochastic_rounding: round up or down by chance, without bias.
-        row_scaled_nvfp4, nvfp4_use_4over6, nvfp4_e4m3_max, nvfp4_4over6_err_mode, with_random_sign_mask: anything
-            but these defaults is refused.
+        row_scaled_nvfp4, nvfp4_use_4over6, nvfp4_e4m3_max, nvfp4_4over6_err_mode: anything but these defaults is
+            refused.
+        with_random_sign_mask: of the Hadamard transform; False is refused with ``with_rht`` and says nothing without.
 
     Raises:
         ArgumentError: another dtype, a flag that is no bool, flags that exclude each other.
@@ -75,13 +76,14 @@ class NVFP4Quantizer(BlockQuantizer):
             nvfp4_use_4over6=nvfp4_use_4over6,
             nvfp4_e4m3_max=nvfp4_e4m3_max,
             nvfp4_4over6_err_mode=nvfp4_4over6_err_mode,
-            with_random_sign_mask=with_random_sign_mask,
+            with_random_sign_mask=with_random_sign_mask if with_rht else True,
         )
         check_group("NVFP4Quantizer: amax_reduction_group", amax_reduction_group)
         if with_amax_reduction:
             check_single_process("NVFP4Quantizer: with_amax_reduction", amax_reduction_group)
         flags = {
             "with_rht": with_rht,
+            "with_random_sign_mask": with_random_sign_mask,
             "with_post_rht_amax": with_post_rht_amax,
             "with_2d_quantization": with_2d_quantization,
             "stochastic_rounding": stochastic_rounding,

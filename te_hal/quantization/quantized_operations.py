@@ -13,12 +13,12 @@ from te_hal.quantization.identity_storage import IdentityStorage
 from te_hal.quantization.split_storage import split_storage
 from te_hal.schema.errors import ArgumentError
 from te_hal.schema.formats import FLOATS, ScalingMode
+from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from te_hal.quantization.quantized_tensor import QuantizedTensor
-    from te_hal.schema.storage import QuantizedStorage
 
 _aten = torch.ops.aten
 
@@ -153,9 +153,11 @@ def _split(tensor: QuantizedTensor, split_size: int, dim: int = 0) -> Any:  # no
 def _split_with_sizes(tensor: QuantizedTensor, split_sizes: Sequence[int], dim: int = 0) -> Any:  # noqa: ANN401
     """Parts along the first dimension that share codes; plain ones along another, or where a part cuts blocks."""
     sizes = list(split_sizes)
-    if not tensor.dim() or dim % tensor.dim() or sum(sizes) != tensor.shape[0] or min(sizes, default=0) < 0:
-        return NotImplemented
     storage: Any = tensor.quantized_storage
+    if not tensor.dim() or sum(sizes) != tensor.shape[dim] or min(sizes, default=0) < 0:
+        return NotImplemented
+    if dim % tensor.dim():
+        return _split_columns(tensor, sizes, dim)
     if isinstance(storage, HybridStorage):
         return NotImplemented
     if isinstance(storage, IdentityStorage):
@@ -166,6 +168,27 @@ def _split_with_sizes(tensor: QuantizedTensor, split_sizes: Sequence[int], dim: 
         return NotImplemented
     # A part's scales are its own, or shared with its neighbours: writing to it would leave the whole at odds.
     return tuple(type(tensor)(part) for part in parts)
+
+
+def _split_columns(tensor: QuantizedTensor, sizes: list[int], dim: int) -> Any:  # noqa: ANN401
+    """Parts along another dimension, of tensors with one scale: copies of the rowwise codes."""
+    storage: Any = tensor.quantized_storage
+    one_scale = storage.mode is ScalingMode.TENSOR and not isinstance(storage, (HybridStorage, IdentityStorage))
+    if not one_scale or not storage.kind.rowwise:
+        return NotImplemented
+    rowwise = storage.keep(rowwise=True, columnwise=False)
+    parts = [part.contiguous() for part in storage.rowwise_data.split(sizes, dim)]
+    held = (
+        QuantizedStorage.of_kind(
+            rowwise.kind,
+            tuple(part.shape),
+            storage.dtype,
+            storage.device,
+            (part, rowwise.rowwise_scale_inv, None, None),
+        )
+        for part in parts
+    )
+    return tuple(type(tensor)(part) for part in held)
 
 
 def _to_copy(tensor: QuantizedTensor, **kwargs: Any) -> Any:  # noqa: ANN401

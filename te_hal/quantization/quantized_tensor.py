@@ -30,11 +30,11 @@ class QuantizedTensor(SeparateBuffers, TeNames, torch.Tensor):
 
     Torch operations that a format defines keep it quantized: ``detach``, ``clone``, ``view``/``reshape`` (with scales
     per block only where the last dimension stays), ``split``/``chunk`` along the first dimension (where no block is
-    cut; parts refuse in-place operations), ``.to`` of another nominal dtype or device, ``empty_like``, and ``copy_``
-    into it: bytes
-    from a tensor of the same shape and kind, quantizing from any other. Other in-place operations, assignment to an
-    index among them, dequantize, compute and quantize back. Everything else dequantizes its operands and returns a
-    plain tensor: ``q.t()`` and ``q[0]`` are copies, and writing to them does not change ``q``.
+    cut) or, with one scale, any (parts refuse in-place operations), ``.to`` of another nominal dtype or device,
+    ``empty_like``, and ``copy_`` into it: bytes from a tensor of the same shape and kind, quantizing from any other.
+    Other in-place operations, assignment to an index among them, dequantize, compute and quantize back. Everything
+    else dequantizes its operands and returns a plain tensor: ``q.t()`` and ``q[0]`` are copies, and writing to them
+    does not change ``q``.
 
     A deep copy shares nothing. So does a pickle, which holds the bytes but no quantizer, so that what is loaded
     refuses in-place operations. ``torch.load(weights_only=True)`` needs
@@ -86,6 +86,23 @@ class QuantizedTensor(SeparateBuffers, TeNames, torch.Tensor):
         """The plain values, in ``dtype`` or the nominal dtype; gradients pass straight through."""
         return quantized_operations.dequantize(self, dtype or self.dtype)
 
+    def float(self, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:
+        """The plain values in fp32; a Parameter stays quantized, as ``torch.nn.Module.float`` converts by this."""
+        return self._in_dtype(torch.float32, memory_format)
+
+    def half(self, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:
+        """The plain values in fp16; a Parameter as with :meth:`float`."""
+        return self._in_dtype(torch.float16, memory_format)
+
+    def bfloat16(self, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:
+        """The plain values in bf16; a Parameter as with :meth:`float`."""
+        return self._in_dtype(torch.bfloat16, memory_format)
+
+    def _in_dtype(self, dtype: torch.dtype, memory_format: torch.memory_format) -> torch.Tensor:
+        if isinstance(self, torch.nn.Parameter):
+            return self.to(dtype, memory_format=memory_format)
+        return self.dequantize(dtype=dtype).contiguous(memory_format=memory_format)
+
     def quantize_(self, tensor: torch.Tensor, *, noop_flag: torch.Tensor | None = None) -> QuantizedTensor:
         """Quantize ``tensor`` into this one, in place, with the quantizer this one was made by.
 
@@ -134,6 +151,10 @@ class QuantizedTensor(SeparateBuffers, TeNames, torch.Tensor):
             order = self._quantizer.columnwise_order
         self.quantized_storage = with_copies(storage, **wanted, order=order).keep(**wanted)
 
+    def _get_quantizer(self) -> Quantizer:
+        """Transformer Engine's name for the quantizer of this tensor."""
+        return self._own_quantizer()
+
     def _own_quantizer(self) -> Quantizer:
         if self._quantizer is None:
             raise StateError(
@@ -150,7 +171,7 @@ class QuantizedTensor(SeparateBuffers, TeNames, torch.Tensor):
 
         Raises:
             StateError: assigning a plain tensor to one that has no quantizer.
-            ArgumentError: assigning a plain tensor of another shape, or of a dtype that is not quantized.
+            ArgumentError: assigning a plain tensor of a dtype or shape that is not quantized.
         """
         return self.detach()  # type: ignore[return-value] # kept quantized
 
@@ -160,7 +181,15 @@ class QuantizedTensor(SeparateBuffers, TeNames, torch.Tensor):
             torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined] # dtype, shape and device
             self.quantized_storage = value.quantized_storage
         else:
+            self._take_plain(value)
+
+    def _take_plain(self, value: torch.Tensor) -> None:
+        """Quantize it into this tensor; one of another shape, dtype or device into new buffers."""
+        if (value.shape, value.dtype, value.device) == (self.shape, self.dtype, self.device):
             self.quantize_(value)
+            return
+        with torch.no_grad():
+            self.data = self._own_quantizer()(value)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - see below; other names are not there
         """The two functions of a weight whose initial value was preserved (quantized_model_init)."""

@@ -10,6 +10,7 @@ from te_hal.recipe.format import Format
 from te_hal.recipe.mtfp8_scaling import MTFP8BlockScaling
 from te_hal.recipe.mxfp8_scaling import MXFP8BlockScaling
 from te_hal.recipe.nvfp4_scaling import NVFP4BlockScaling
+from te_hal.recipe.quantizer_factory import quantizer_factory
 from te_hal.recipe.recipe import MMParams, QParams, Recipe
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "NVFP4BlockScaling",
     "QParams",
     "Recipe",
+    "quantizer_factory",
 ]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from te_hal.recipe.format import Format
+from te_hal.recipe.quantizer_factory import check_key
 from te_hal.recipe.recipe import Recipe, check_number, refuse_attention
 from te_hal.recipe.role_settings import check_backward_override
 from te_hal.schema.environment import ENVIRONMENT
 from te_hal.schema.errors import ArgumentTypeError, StateError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
     from te_hal.schema.formats import ElementFormat, ScalingMode
 
@@ -33,6 +34,9 @@ class CustomRecipe(Recipe):
             as they were before the cast; ``"dequantized"``: what the forward's codes stand for. Gradients stay plain
             then. Start value: ``TE_HAL_BACKWARD_OVERRIDE``.
         quantization_alignment: multiple that te.Fp8Padding pads groups of rows to.
+        qfactory_key: says which policy the factory is (start value: that of ``recipe.quantizer_factory``, if any).
+            Recipes with equal keys answer alike: the factory is asked again only where the key changes. None: changes
+            of the factory are looked for in what it refers to.
     """
 
     qfactory: Callable[[Any], Any]
@@ -41,8 +45,22 @@ class CustomRecipe(Recipe):
     fp8_mha: bool = False
     backward_override: str | None = ENVIRONMENT.backward_override
     quantization_alignment: int = _ALIGNMENT
+    qfactory_key: Hashable = None
 
     family: ClassVar[str] = "custom"
+
+    def _assign(self, name: str, value: Any) -> None:  # noqa: ANN401 - validated below
+        super()._assign(name, value)
+        if name == "qfactory" or (name == "qfactory_key" and value is None):
+            super()._assign("qfactory_key", getattr(self.qfactory, "qfactory_key", None))
+
+    def __eq__(self, other: object) -> bool:
+        """By fields; factories of one key count as one."""
+        if type(other) is not type(self):
+            return NotImplemented
+        return _compared(self) == _compared(other)  # type: ignore[arg-type] # of this class
+
+    __hash__ = None  # type: ignore[assignment] # as of all recipes, which are mutable
 
     def _validate(self) -> None:
         if not callable(self.qfactory):
@@ -59,6 +77,7 @@ class CustomRecipe(Recipe):
                 accepted="Format.HYBRID, which nothing reads: the factory decides each tensor's format",
                 todo="leave it out",
             )
+        check_key("CustomRecipe.qfactory_key", self.qfactory_key)
         refuse_attention(self, fp8_dpa=self.fp8_dpa, fp8_mha=self.fp8_mha)
         check_backward_override(self, self.backward_override)
         check_number(self, "quantization_alignment", self.quantization_alignment, (int,), 1)
@@ -88,3 +107,8 @@ class CustomRecipe(Recipe):
             f"recipe_type={type(self).__name__}, qfactory={factory}, fp8_dpa={self.fp8_dpa}, fp8_mha={self.fp8_mha}, "
             f"backward_override={self.backward_override}, quantization_alignment={self.quantization_alignment}"
         )
+
+
+def _compared(recipe: CustomRecipe) -> dict[str, object]:
+    keyed = recipe.qfactory_key is not None
+    return {each.name: getattr(recipe, each.name) for each in fields(recipe) if not (keyed and each.name == "qfactory")}

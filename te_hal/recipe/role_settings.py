@@ -23,7 +23,13 @@ def derived_qparams(recipe: Recipe, *, power_2_scale: bool) -> dict[str, QParams
 
 
 def qparams_of(recipe: Recipe, role: str) -> QParams:
-    """The settings of a role: those of gradients, of the weight, or of input and output."""
+    """The settings of a role: those of gradients, of the weight, or of input and output.
+
+    What leaves a module under current scaling, output and grad_input, has defaults and the recipe's
+    ``use_power_2_scales``: it is another module's operand, which the settings of this one's say nothing about.
+    """
+    if role in ("output", "grad_input") and recipe.float8_current_scaling():
+        return QParams(power_2_scale=recipe.__dict__["use_power_2_scales"])
     if role.startswith("grad"):
         name = "fp8_quant_bwd_grad"
     else:

@@ -72,7 +72,6 @@ READS = {
     "transpose": lambda t: t.transpose(0, 1),
     "index": lambda t: t[1:, ::2],
     "cat": lambda t: torch.cat([t, t]),
-    "split": lambda t: t.split(2, dim=1)[1],
     "compare": lambda t: t > 0,
     "double": lambda t: t.double(),
     "int": lambda t: t.int(),

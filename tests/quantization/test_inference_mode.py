@@ -23,7 +23,6 @@ STAYS_QUANTIZED = {
     "split": lambda q: q.split(16)[1],
     "chunk": lambda q: q.chunk(2)[1],
     "to": lambda q: q.to(torch.bfloat16),
-    "half": lambda q: q.half(),
     "type_as": lambda q: q.type_as(torch.ones(1, dtype=torch.bfloat16)),
     "contiguous": lambda q: q.contiguous(),
 }

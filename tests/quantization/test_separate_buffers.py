@@ -91,7 +91,7 @@ def test_what_torch_dispatches_gives_the_values(case):
 
 
 def test_a_storage_has_the_size_of_plain_values_and_no_bytes():
-    held = weight().bfloat16()
+    held = weight().to(torch.bfloat16)
     assert held.untyped_storage().nbytes() == held.nbytes == 64 * 64 * 2
     assert held.untyped_storage().device.type == "meta"
 

@@ -1,0 +1,48 @@
+"""quantizer_factory: gives a factory for CustomRecipe a key that says which policy it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from te_hal.schema.errors import ArgumentTypeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+_Factory = TypeVar("_Factory")
+
+
+def quantizer_factory(*, key: Hashable) -> Callable[[_Factory], _Factory]:
+    """Decorate a factory with ``qfactory_key``; the factory itself is handed back, and not called.
+
+    Args:
+        key: hashable; equal keys say that two factories answer alike, see ``CustomRecipe.qfactory_key``. By
+            convention a name and a version.
+
+    Raises:
+        ArgumentTypeError: a key that cannot be hashed.
+    """
+    check_key("quantizer_factory key", key)
+
+    def mark(factory: _Factory) -> _Factory:
+        factory.qfactory_key = key  # type: ignore[attr-defined] # read by CustomRecipe
+        return factory
+
+    return mark
+
+
+def check_key(where: str, key: object) -> None:
+    """Refuse what cannot be hashed.
+
+    Raises:
+        ArgumentTypeError: see above.
+    """
+    try:
+        hash(key)
+    except TypeError:
+        raise ArgumentTypeError(
+            where,
+            got=f"{key!r}, a {type(key).__name__}",
+            accepted="what is hashable (must be hashable), such as a tuple of a name and a version",
+            todo='write key=("my_policy", 1)',
+        ) from None
