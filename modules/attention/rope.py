@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from te_hal.modules.arguments import check_size, check_tensor, refuse_later
+from te_hal.modules.arguments import check_size, check_tensor
 from te_hal.modules.attention.layout import check_format
-from te_hal.modules.attention.rope_angles import chosen_angles
+from te_hal.modules.attention.rope_angles import checked_part, chosen_angles
 from te_hal.modules.device import parameter_device
 from te_hal.modules.once import once
 from te_hal.modules.transforms import run_eagerly
@@ -20,8 +20,6 @@ from te_hal.schema.formats import FLOATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-_LATER: dict[str, object] = {"cp_size": 1, "cp_rank": 0}
 
 
 class RotaryPositionEmbedding(torch.nn.Module):
@@ -90,11 +88,11 @@ class RotaryPositionEmbedding(torch.nn.Module):
             self.inv_freq = self._powers(self.inv_freq.device)
         return self
 
-    def forward(self, max_seq_len: int, offset: int = 0) -> torch.Tensor:
+    def forward(self, max_seq_len: int | torch.Tensor, offset: int = 0) -> torch.Tensor:
         """Angles of the positions ``offset`` to ``offset + max_seq_len - 1``.
 
         Args:
-            max_seq_len: how many positions.
+            max_seq_len: how many positions; a tensor with one integer, as ``cu_seqlens[-1]`` is, will do.
             offset: the first one.
 
         Returns:
@@ -104,6 +102,8 @@ class RotaryPositionEmbedding(torch.nn.Module):
             ArgumentError: no positive ``max_seq_len``, or an ``offset`` that is no int.
         """
         kind = type(self).__name__
+        if isinstance(max_seq_len, torch.Tensor) and max_seq_len.numel() == 1:
+            max_seq_len = max_seq_len.item()
         check_size(f"{kind}: max_seq_len", max_seq_len)
         if isinstance(offset, bool) or not isinstance(offset, int):
             raise ArgumentError(f"{kind}: offset", got=repr(offset), accepted="an int", todo="correct it")
@@ -151,22 +151,22 @@ def apply_rotary_pos_emb(
         fused: accepted, for callers written for Transformer Engine: both values give what its fused kernel computes.
         cu_seqlens: for "thd", int32 or int64 ``[b + 1]``: where each sequence begins, then the end of the last; tokens
             behind it pass through.
-        cp_size: of context parallelism, a later feature: anything but 1 is refused by name.
-        cp_rank: the same; anything but 0.
+        cp_size: over how many processes each sequence is spread, in 2 ``cp_size`` equal pieces; ``t`` has two of
+            each, while ``freqs`` and ``cu_seqlens`` are those of whole sequences. Not with ``start_positions``.
+        cp_rank: which ones: pieces ``cp_rank`` and ``2 cp_size - 1 - cp_rank``.
 
     Returns:
         A new tensor of t's shape and dtype.
 
     Raises:
         ArgumentError, ArgumentTypeError: shapes, dtypes, devices or lengths that do not fit.
-        UnsupportedError: an argument of a later feature.
     """
     where = "apply_rotary_pos_emb"
-    refuse_later(where, {"cp_size": cp_size, "cp_rank": cp_rank}, _LATER)
     check_flags(where, {"interleaved": interleaved, "fused": fused})
     check_format(f"{where}: tensor_format", tensor_format)
     _check_tensors(where, t, freqs)
-    angles = chosen_angles(where, t, freqs.detach(), tensor_format, start_positions, cu_seqlens)
+    part = checked_part(where, cp_size, cp_rank, start_positions)
+    angles = chosen_angles(where, t, freqs.detach(), tensor_format, start_positions, cu_seqlens, part)
     rotated: torch.Tensor = _Rotation.apply(dequantized(t), angles, interleaved)  # type: ignore[no-untyped-call]
     return rotated
 

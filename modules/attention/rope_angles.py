@@ -2,13 +2,50 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
+from te_hal.modules.arguments import check_size
 from te_hal.modules.attention.layout import PACKED
 from te_hal.modules.attention.packing import Sequences, check_cumulative
 from te_hal.schema.errors import ArgumentError
 
 _SHAPES = {"sbhd": "[s, b, h, d]", "bshd": "[b, s, h, d]", PACKED: "[t, h, d]"}
+
+
+class Part(NamedTuple):
+    """Which of each sequence's 2 ``size`` equal pieces are here: number ``rank``, and ``rank`` from the end."""
+
+    size: int
+    rank: int
+
+    def positions(self, place: torch.Tensor, here: int | torch.Tensor) -> torch.Tensor:
+        """Where in its sequence a token stands that is number ``place`` of the ``here`` that are here."""
+        if self.size == 1:
+            return place
+        piece = here // 2
+        return place + piece * torch.where(place < piece, self.rank, 2 * self.size - self.rank - 2)
+
+
+def checked_part(where: str, cp_size: object, cp_rank: object, start_positions: object) -> Part:
+    """The part of every sequence that one of ``cp_size`` processes holds.
+
+    Raises:
+        ArgumentError: no size and rank of that many; start positions beside them.
+    """
+    size = check_size(f"{where}: cp_size", cp_size)
+    if type(cp_rank) is not int or not 0 <= cp_rank < size:
+        got, accepted = repr(cp_rank), f"an int from 0 to {size - 1}, below cp_size"
+        raise ArgumentError(f"{where}: cp_rank", got=got, accepted=accepted, todo="correct it")
+    if size > 1 and start_positions is not None:
+        raise ArgumentError(
+            f"{where}: start_positions",
+            got=f"a value with cp_size={size}",
+            accepted="None where sequences are in parts",
+            todo="leave one of the two out",
+        )
+    return Part(size, cp_rank)
 
 
 def chosen_angles(
@@ -18,6 +55,7 @@ def chosen_angles(
     tensor_format: str,
     start_positions: torch.Tensor | None,
     cu_seqlens: torch.Tensor | None,
+    part: Part,
 ) -> torch.Tensor:
     """The angles of t's positions, in a shape that broadcasts to its rotated part.
 
@@ -27,10 +65,11 @@ def chosen_angles(
         freqs: ``[s2, 1, 1, rotated]``.
         tensor_format: of layout.FORMATS.
         start_positions: ``[b]``, or None for 0.
-        cu_seqlens: for "thd" alone.
+        cu_seqlens: for "thd" alone; of whole sequences.
+        part: which tokens of each sequence ``t`` holds.
 
     Raises:
-        ArgumentError: shapes, devices or positions that do not fit.
+        ArgumentError: shapes, devices or positions that do not fit; sequences that part cannot cut evenly.
     """
     if t.dim() != len(tensor_format):
         got = f"shape {tuple(t.shape)}"
@@ -43,10 +82,13 @@ def chosen_angles(
             todo="correct one of the two",
         )
     if cu_seqlens is not None:
-        return _of_packed(where, t, freqs, start_positions, cu_seqlens)
+        return _of_packed(where, t, freqs, start_positions, cu_seqlens, part)
     sequence, batch = t.shape[:2] if tensor_format == "sbhd" else (t.shape[1], t.shape[0])
-    rotated = _check_freqs(where, t, freqs, sequence)
-    if start_positions is None:
+    rotated = _check_freqs(where, t, freqs, sequence * part.size)
+    if part.size > 1:
+        _check_pieces(f"{where}: t", sequence, 2)
+        chosen = freqs.index_select(0, part.positions(torch.arange(sequence, device=freqs.device), sequence))
+    elif start_positions is None:
         chosen = freqs[:sequence]
     else:
         _check_starts(where, start_positions, batch, last=freqs.shape[0] - sequence)
@@ -62,11 +104,16 @@ def _of_packed(
     freqs: torch.Tensor,
     start_positions: torch.Tensor | None,
     cu_seqlens: torch.Tensor,
+    part: Part,
 ) -> torch.Tensor:
     """``[t, 1, rotated]``; the angle 0 outside of sequences."""
     ends = check_cumulative(f"{where}: cu_seqlens", cu_seqlens, t.device)
     lengths = ends.diff()
     readable = t.device.type == "cpu" and lengths.shape[0] > 0
+    if part.size > 1:
+        if readable:
+            _check_pieces(f"{where}: cu_seqlens", int((lengths % (2 * part.size)).max()), 2 * part.size)
+        ends, lengths = ends // part.size, lengths // part.size
     longest = int(lengths.max()) if readable else 0
     if readable and int(ends[-1]) > t.shape[0]:
         raise ArgumentError(
@@ -75,17 +122,28 @@ def _of_packed(
             accepted=f"at most {t.shape[0]}, the tokens that are there",
             todo="correct it",
         )
-    rotated = _check_freqs(where, t, freqs, longest)
+    rotated = _check_freqs(where, t, freqs, longest * part.size)
     if start_positions is not None:
         _check_starts(where, start_positions, lengths.shape[0], last=freqs.shape[0] - longest)
     if not (t.shape[0] and lengths.shape[0]):
         return freqs.new_zeros(t.shape[0], 1, rotated)
     owner, place = Sequences(ends[:-1], lengths, longest).places(t.shape[0])
     inside = place < lengths[owner]
+    place = part.positions(place, lengths[owner])
     if start_positions is not None:
         place = place + start_positions.to(t.device)[owner]
     chosen = freqs[:, 0].index_select(0, place.masked_fill(~inside, 0))
     return chosen.masked_fill(~inside.view(-1, 1, 1), 0.0)
+
+
+def _check_pieces(where: str, tokens: int, pieces: int) -> None:
+    if tokens % pieces:
+        raise ArgumentError(
+            where,
+            got=f"sequences that do not make {pieces} equal pieces with these cp_size and tensor_format",
+            accepted=f"lengths that are multiples of {pieces}",
+            todo="pad each sequence",
+        )
 
 
 def _check_freqs(where: str, t: torch.Tensor, freqs: torch.Tensor, longest: int) -> int:

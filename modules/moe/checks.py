@@ -100,14 +100,15 @@ def checked_count(where: str, num_out_tokens: object, routed: int) -> int | None
     """How many rows come out; None for as many as are routed.
 
     Raises:
-        ArgumentError: no int, or fewer than are routed.
+        ArgumentError: no int; 0 where rows are routed, which means all of them in some of Transformer Engine's kernels.
     """
-    if type(num_out_tokens) is not int or num_out_tokens < NOBODY or 0 <= num_out_tokens < routed:
+    if type(num_out_tokens) is not int or num_out_tokens < NOBODY or (num_out_tokens == 0 and routed > 0):
         raise ArgumentError(
             f"{where}: num_out_tokens",
             got=repr(num_out_tokens),
-            accepted=f"-1 for all {routed} that are routed, or at least as many: the rest is padded with zeros",
-            todo="drop tokens in the routing map",
+            accepted=f"-1 for all {routed} that are routed, or a positive int: with fewer the last ones are dropped, "
+            "what is more is padded with zeros",
+            todo="correct it",
         )
     return None if num_out_tokens == NOBODY else num_out_tokens
 

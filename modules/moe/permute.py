@@ -42,7 +42,8 @@ def moe_permute(
             alike, rowwise, and gradients are plain).
         routing_map: with "mask" ``[tokens, experts]``, 1 or True where a token goes to an expert; with "index"
             ``[tokens, topk]``, numbers of experts, -1 for a choice that is dropped.
-        num_out_tokens: rows of the result; -1: as many as are routed. More are zeros.
+        num_out_tokens: rows of the result; -1: as many as are routed. With fewer, the last ones in the order of rows
+            are dropped, as if they were not routed; more are zeros.
         max_token_num: refused by name: no memory is set aside.
         map_type: "mask" or "index".
 
@@ -51,7 +52,7 @@ def moe_permute(
 
     Raises:
         ArgumentTypeError: no tensors.
-        ArgumentError: a map that does not fit; fewer rows than are routed.
+        ArgumentError: a map that does not fit; a number of rows that is neither -1 nor positive.
         UnsupportedError: ``max_token_num``; quantized data whose rows share scales.
     """
     where = "moe_permute"

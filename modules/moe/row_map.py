@@ -36,16 +36,16 @@ def permutation_of_mask(mask: torch.Tensor, rows: int | None, pad_offsets: torch
 
     Args:
         mask: bool ``[tokens, experts]``.
-        rows: how many rows there are; None: as many as are routed.
+        rows: how many rows there are; None: as many as are routed. With fewer the last ones are as if not routed.
         pad_offsets: int64 ``[experts]``: rows of padding before each expert's first row; None: no padding.
     """
     tokens, experts = mask.shape
-    by_expert = mask.t().nonzero()  # in the order of rows
+    by_expert = mask.t().nonzero()[:rows]  # in the order of rows
     expert, token = by_expert[:, 0], by_expert[:, 1]
     row = torch.arange(len(token), device=mask.device)
     unpadded = torch.full((tokens, experts), NOBODY, dtype=torch.int64, device=mask.device)
     unpadded[token, expert] = row
-    row_id_map, last_first = _map_of(unpadded, mask)
+    row_id_map, last_first = _map_of(unpadded)
     if pad_offsets is not None:
         row = row + pad_offsets[expert]
         last_first = padded(last_first, row_id_map, pad_offsets)
@@ -57,14 +57,14 @@ def permutation_of_mask(mask: torch.Tensor, rows: int | None, pad_offsets: torch
     return Permutation(source, last_first, choices, row_id_map)
 
 
-def _map_of(unpadded: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _map_of(unpadded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The row map, and of it the rows of each token, as many columns as the token with most rows has."""
-    tokens, experts = mask.shape
+    tokens, experts = unpadded.shape
     backwards = unpadded.flip(1)
     order = (backwards < 0).to(torch.uint8).argsort(dim=1, stable=True)
     rows = backwards.gather(1, order)
     of_rows = torch.where(rows < 0, NOBODY, experts - 1 - order)
-    counts = mask.sum(dim=1, keepdim=True)
+    counts = (unpadded >= 0).sum(dim=1, keepdim=True)
     most = int(counts.max()) if tokens else 0
     return torch.cat([rows, of_rows, counts], dim=1).to(torch.int32), rows[:, :most]
 
@@ -74,12 +74,12 @@ def permutation_of_indices(indices: torch.Tensor, rows: int | None) -> Permutati
 
     Args:
         indices: int64 ``[tokens, topk]``; negative ones are dropped.
-        rows: how many rows there are; None: as many as are routed.
+        rows: as there.
     """
     tokens, topk = indices.shape
     flat = indices.reshape(-1)
     order = flat.argsort(stable=True)
-    order = order[flat[order] >= 0]
+    order = order[flat[order] >= 0][:rows]
     slots = torch.full_like(flat, NOBODY)
     slots[order] = torch.arange(len(order), device=flat.device)
     source = torch.full((len(order) if rows is None else rows,), NOBODY, dtype=torch.int64, device=flat.device)

@@ -96,7 +96,7 @@ WRONG = {
     "index": (te.moe_permute, {"routing_map": INDEX - 1, "map_type": "index"}, "routing_map: got the index -2"),
     "bool index": (te.moe_permute, {"routing_map": MASK, "map_type": "index"}, "routing_map: got .*torch.bool"),
     "map type": (te.moe_permute, {"map_type": "masks"}, "map_type: got 'masks'; accepted: 'mask' or 'index'"),
-    "too few rows": (te.moe_permute, {"num_out_tokens": 5}, "num_out_tokens: got 5; accepted: -1 for all 6"),
+    "no rows": (te.moe_permute, {"num_out_tokens": 0}, "num_out_tokens: got 0; accepted: -1 for all 6"),
     "rows": (te.moe_permute, {"num_out_tokens": -2}, "num_out_tokens: got -2"),
     "no int": (te.moe_permute, {"num_out_tokens": torch.tensor(6)}, "num_out_tokens: got tensor"),
     "workspace": (te.moe_permute, {"max_token_num": 64}, "max_token_num: got 64.*not built yet"),

@@ -143,6 +143,36 @@ def test_sums_run_in_fp32_and_are_rounded_once(dtype):
     assert torch.equal(x.grad, torch.full((1, HIDDEN), 259.0).to(dtype))
 
 
+@pytest.mark.parametrize("map_type", ["mask", "index"])
+def test_fewer_rows_than_are_routed_drop_the_last_ones_as_if_they_were_not_routed(map_type):
+    indices = torch.stack([torch.randperm(4)[:2] for _ in range(12)])
+    by_expert = sorted(
+        (expert, token, k) for token, pair in enumerate(indices.tolist()) for k, expert in enumerate(pair)
+    )
+    kept = by_expert[:17]
+    x, probs = tokens(12), torch.rand(12, 2).requires_grad_()
+    if map_type == "index":
+        rows, row_id_map = te.moe_permute(x, indices, 17, map_type="index")
+        weights = probs
+    else:
+        mask = torch.zeros(12, 4, dtype=torch.bool).scatter(1, indices, True)
+        weights = torch.zeros(12, 4).scatter(1, indices, probs)
+        rows, row_probs, row_id_map = te.moe_permute_with_probs(x, weights, mask, 17)
+        assert row_id_map[:, -1].tolist() == [sum(token == own for _, own, _ in kept) for token in range(12)]
+        assert row_probs.tolist() == [probs[token, k].item() for _, token, k in kept]
+    assert torch.equal(rows, torch.stack([x[token] for _, token, _ in kept]))
+    merged_back = te.moe_unpermute(rows, row_id_map, weights, map_type=map_type)
+    share = torch.stack([sum((probs[t, k] for _, t, k in kept if t == own), probs.sum() * 0) for own in range(12)])
+    exact = share.double().unsqueeze(1) * x.double()
+    assert torch.allclose(merged_back.double(), exact, rtol=1e-6, atol=1e-6)
+    seed = torch.randn(12, HIDDEN)
+    found, expected = (
+        torch.autograd.grad((of * seed).sum(), (x, probs), retain_graph=True) for of in (merged_back, exact)
+    )
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
 def test_more_rows_than_are_routed_are_zeros_and_take_no_gradient():
     mask = MASKS["two_each"]
     x, probs = tokens(12), probabilities(mask)

@@ -172,6 +172,36 @@ def test_quantized_queries_are_dequantized():
 
 
 X, FREQS = torch.randn(4, 2, 2, 8), te.RotaryPositionEmbedding(8)(4)
+
+
+def part_of(rows: torch.Tensor, size: int, rank: int) -> torch.Tensor:
+    pieces = rows.chunk(2 * size)
+    return torch.cat((pieces[rank], pieces[2 * size - 1 - rank]))
+
+
+@pytest.mark.parametrize(("size", "rank"), [(1, 0), (2, 0), (2, 1), (3, 2)])
+@pytest.mark.parametrize("tensor_format", [*FORMATS, "thd"])
+def test_a_part_of_each_sequence_is_turned_as_in_the_whole(size, rank, tensor_format):
+    lengths = [12, 24, 0, 12] if tensor_format == "thd" else [24]
+    whole = [torch.randn(length, 2, 3, 8) for length in lengths]
+    angles = te.RotaryPositionEmbedding(8)(torch.tensor(sum(lengths), dtype=torch.int32))
+    expected = torch.cat([part_of(te.apply_rotary_pos_emb(x, angles), size, rank) if len(x) else x for x in whole])
+    here = torch.cat([part_of(x, size, rank) if len(x) else x for x in whole])
+    if tensor_format == "thd":
+        ends = torch.tensor([0, *itertools.accumulate(lengths)])
+        found = te.apply_rotary_pos_emb(
+            here[:, 0], angles, "thd", cu_seqlens=ends, cp_size=size, cp_rank=rank, fused=True
+        ).unsqueeze(1)
+        expected = expected[:, :1]
+    else:
+        leaf = swapped(here, tensor_format).requires_grad_()
+        turned_ = te.apply_rotary_pos_emb(leaf, angles, tensor_format, cp_size=size, cp_rank=rank)
+        (back,) = torch.autograd.grad(turned_, leaf, turned_.detach())
+        assert torch.allclose(back, leaf, atol=FP32_ERROR * 4)
+        found = swapped(turned_, tensor_format)
+    assert torch.equal(found, expected)
+
+
 BAD = {
     "short": ({"freqs": FREQS[:3]}, ValueError, r"freqs: got shape \(3, 1, 1, 8\)"),
     "wide": ({"freqs": te.RotaryPositionEmbedding(16)(4)}, ValueError, "an even number up to 8"),
@@ -199,7 +229,21 @@ BAD = {
         ValueError,
         r"freqs: got shape \(4, 1, 1, 8\).*at least 8",
     ),
-    "parallel": ({"cp_size": 2}, NotImplementedError, "cp_size: got 2; .*context parallelism"),
+    "no part": ({"cp_size": 0}, ValueError, "cp_size: got 0"),
+    "rank of parts": ({"cp_size": 2, "cp_rank": 2}, ValueError, "cp_rank: got 2; accepted: an int from 0 to 1"),
+    "rank alone": ({"cp_rank": 1}, ValueError, "cp_rank: got 1; accepted: an int from 0 to 0"),
+    "starts of parts": (
+        {"cp_size": 2, "start_positions": torch.tensor([0, 0])},
+        ValueError,
+        "start_positions: got a value with cp_size=2",
+    ),
+    "too few angles of parts": ({"cp_size": 4}, ValueError, "freqs: got .*at least 16"),
+    "odd parts": ({"t": X[:1], "cp_size": 2}, ValueError, "sequences that do not make 2 equal pieces"),
+    "odd packed parts": (
+        {"t": X[0], "tensor_format": "thd", "cu_seqlens": torch.tensor([0, 2]), "cp_size": 2},
+        ValueError,
+        "sequences that do not make 4 equal pieces",
+    ),
     "starts_below": ({"start_positions": torch.tensor([0, -1])}, ValueError, r"positions from -1 to 0; .* from 0 to "),
     "starts_beyond": ({"start_positions": torch.tensor([99, 0])}, ValueError, r"positions from 0 to 99"),
     "starts": ({"start_positions": torch.zeros(3)}, ValueError, r"start_positions: got torch\.float32 \(3,\)"),
