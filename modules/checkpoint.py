@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch.utils import _pytree as pytree
@@ -54,7 +54,8 @@ def checkpoint(
         ArgumentTypeError: no function.
         ArgumentError: a flag that is no bool; with reentrance, a keyword argument that needs a gradient, or a list,
             tuple or dict with one where no positional argument does; what gives no tracker.
-        UnsupportedError: an argument of a later feature; with reentrance, a result that is a parameter.
+        UnsupportedError: an argument of a later feature; with reentrance, a result that is a parameter, that was
+            computed outside, or that is a list or dict of tensors.
     """
     where = "te.checkpoint"
     given = {"distribute_saved_activations": distribute_saved_activations, "tp_group": tp_group}
@@ -71,7 +72,7 @@ def checkpoint(
     of_torch = {name: kwargs.pop(name) for name in ("context_fn", "determinism_check", "debug") if name in kwargs}
     _refuse_hidden(where, args, kwargs)
     bound = functools.partial(function, **kwargs) if kwargs else function
-    return torch_checkpoint(_without_parameters(where, bound), *args, use_reentrant=True, **of_torch)
+    return torch_checkpoint(_checked(where, bound), *args, use_reentrant=True, **of_torch)
 
 
 def _refuse_hidden(where: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -96,30 +97,64 @@ def _needs_gradient(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
-def _without_parameters(where: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, refused where a result is a leaf that needs a gradient and none of the arguments.
+def _checked(where: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, refused where autograd's function around it would lose a gradient, or not end.
 
-    Autograd would make a result of the checkpoint out of that very tensor: a parameter would be none any more, and the
-    backward, which meets it again in the second call, would not end.
+    Autograd would make a result of the checkpoint out of a tensor that was there before: a parameter would be none any
+    more, what computed another would be forgotten, and the backward, which meets it again in the second call, would not
+    end. Tensors inside of a list would get no history at all.
     """
+    wanted = torch.is_grad_enabled()
 
     def checked(*args: Any) -> Any:  # noqa: ANN401 - the function's
+        first, mark = not torch.is_grad_enabled(), _newest()
         given = function(*args)
         for place, result in enumerate(given if isinstance(given, tuple) else (given,)):
-            if _is_parameter(result) and not any(result is arg for arg in args):
-                raise UnsupportedError(
+            if wanted and _holds_tensors(result):
+                _refuse(where, f"result {place} is a {type(result).__name__} of tensors, which would get no gradient")
+            if any(result is arg for arg in args):
+                continue
+            if _is_parameter(result):
+                _refuse(
                     where,
-                    got=f"a function whose result {place} is a parameter (shape {list(result.shape)}), as a layer with "
-                    "return_bias=True gives its bias, with use_reentrant=True",
-                    accepted="results that the function computes, and its arguments",
-                    todo="pass use_reentrant=False, or take the parameter from the module",
+                    f"result {place} is a parameter (shape {list(result.shape)}), as a layer with return_bias=True "
+                    "gives its bias",
                 )
+            if first and _was_there(result, mark):
+                _refuse(where, f"result {place} was computed outside of it (shape {list(result.shape)})")
         return given
 
     return checked
 
 
-def _is_parameter(result: object) -> bool:
+def _refuse(where: str, what: str) -> None:
+    raise UnsupportedError(
+        where,
+        got=f"a function whose {what}, with use_reentrant=True",
+        accepted="tensors that the function computes, and its arguments, in no list or dict",
+        todo="pass use_reentrant=False, or take from outside what was made there",
+    )
+
+
+def _newest() -> int:
+    """The number of a node that autograd makes now: in one thread they count up."""
+    with torch.enable_grad():
+        node = torch.empty(0, device="cpu", requires_grad=True).view(0).grad_fn
+    return int(node._sequence_nr())  # type: ignore[union-attr] # noqa: SLF001 - made one; torch offers no other name
+
+
+def _was_there(result: object, mark: int) -> bool:
+    """Whether a tensor's history is older than a mark; one that the function made has none, or its own."""
+    node = result.grad_fn if isinstance(result, torch.Tensor) else None
+    return node is not None and node._sequence_nr() < mark  # noqa: SLF001 - as above
+
+
+def _holds_tensors(result: object) -> bool:
+    inside = [] if isinstance(result, torch.Tensor) else pytree.tree_leaves(result)
+    return any(isinstance(each, torch.Tensor) and each.is_floating_point() for each in inside)
+
+
+def _is_parameter(result: object) -> TypeGuard[torch.Tensor]:
     """Whether this is a leaf that needs a gradient; a view that the function took of one is none."""
     if not (isinstance(result, torch.Tensor) and result.requires_grad and result.is_leaf):
         return False

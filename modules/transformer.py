@@ -228,7 +228,9 @@ class TransformerLayer(Labelled, torch.nn.Module):
             enc_dec_attn_mask, enc_dec_attn_mask_type, enc_dec_window_size, enc_dec_bottom_right_diagonal: of that.
             is_first_microbatch: as in Linear.
             inference_params: the cache of keys and values of self-attention, of which ``layer_number`` says the layer.
-                Under FP8 rows are padded to the number that products take, inside self-attention and MLP.
+                Under FP8 rows are padded to the number that products take, inside attention and MLP. A decoder
+                projects the encoder's output anew at each step, and refuses masks, windows and biases of that attention
+                that depend on the positions of queries.
             rotary_pos_emb: as in MultiheadAttention; of a decoder, as in Transformer Engine, of both attentions, and so
                 are the next three.
             core_attention_bias_type, core_attention_bias, alibi_slopes: as in DotProductAttention.

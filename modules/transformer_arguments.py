@@ -137,7 +137,7 @@ def self_attention_call(given: Mapping[str, Any], *, decoder: bool) -> dict[str,
 
 def inter_attention_call(given: Mapping[str, Any]) -> dict[str, Any]:
     """What a call passes on to the attention to an encoder's output."""
-    return {name: given[name] for name in (*_OF_BOTH, *_OF_KEYS, "encoder_output")} | {
+    return {name: given[name] for name in (*_OF_BOTH, *_OF_KEYS, "encoder_output", "inference_params")} | {
         "attention_mask": given["enc_dec_attn_mask"],
         **{name: given[of_layer] for of_layer, name in _OF_INTER_ATTENTION.items()},
     }

@@ -8,6 +8,7 @@ import torch
 
 from te_hal.modules.arguments import check_callable, check_prepared_sizes, check_size
 from te_hal.modules.attention.dot_product_attention import DotProductAttention
+from te_hal.modules.attention.generated_cross import without_cache
 from te_hal.modules.attention.later import refuse_later_attention, refuse_later_settings
 from te_hal.modules.attention.layout import check_format
 from te_hal.modules.attention.multihead_arguments import FLAGS, check_inputs, check_together, head_layout
@@ -259,7 +260,8 @@ class MultiheadAttention(Labelled, torch.nn.Module):
             encoder_output: what keys and values come from, for "cross" only; in the same format.
             is_first_microbatch: as in Linear.
             inference_params: as in DotProductAttention. Rotary embedding then starts at each sequence's own position,
-                and under FP8 rows are padded to the number that it takes, for the projections alone.
+                and under FP8 rows are padded to the number that it takes, for the projections alone. Cross attention
+                keeps nothing in the cache, and refuses what depends on the positions of queries.
             rotary_pos_emb: angles (RotaryPositionEmbedding) that queries and keys are rotated by; a pair where those of
                 queries and keys differ. Packed sequences each start at the first angle.
             attention_mask, attn_mask_type, window_size, bottom_right_diagonal, core_attention_bias_type,
@@ -279,6 +281,9 @@ class MultiheadAttention(Labelled, torch.nn.Module):
         refuse_later_attention(self.label, given)
         check_inputs(self, hidden_states, encoder_output, rotary_pos_emb)
         cached = inference_params is not None
+        to_attention = given
+        if cached and encoder_output is not None:
+            to_attention = without_cache(self.core_attention, self.label, given)
         first = getattr(self, self._first_projection)
         found = _project(first, hidden_states, is_first_microbatch, cached=cached)
         projected, normalised = found if self.return_layernorm_output else (found, None)
@@ -286,10 +291,10 @@ class MultiheadAttention(Labelled, torch.nn.Module):
             query, key, value = self.head_layout.query_key_value(projected)
         else:
             query = self.head_layout.query(projected)
-            mixed = self.key_value(encoder_output, is_first_microbatch=is_first_microbatch)
+            mixed = _project(self.key_value, encoder_output, is_first_microbatch, cached=cached)
             key, value = self.head_layout.key_value(mixed)
         query, key = self._positioned(query, key, given)
-        context = self.core_attention(query, key, value, **{name: given[name] for name in _TO_ATTENTION})
+        context = self.core_attention(query, key, value, **{name: to_attention[name] for name in _TO_ATTENTION})
         output = _project(self.proj, context, is_first_microbatch, cached=cached)
         results = (*output,) if self.return_bias else (output,)
         if normalised is not None:

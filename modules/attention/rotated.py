@@ -22,7 +22,7 @@ def rotated(
         query: ``[s, b, h, d]``, ``[b, s, h, d]`` or ``[t, h, d]``.
         key: the same with its own heads.
         given: the arguments of MultiheadAttention.forward by name: ``rotary_pos_emb``, and what says where sequences
-            begin.
+            begin. An encoder's output begins at the first angle, also in a step of generation.
         qkv_format: of both.
         interleaved: as in apply_rotary_pos_emb.
 
@@ -34,12 +34,17 @@ def rotated(
     shared: dict[str, Any] = {"tensor_format": qkv_format, "interleaved": interleaved, "fused": True}
     queries, keys = (_cumulative(given, name) if qkv_format == PACKED else None for name in ("q", "kv"))
     params: InferenceParams | None = given["inference_params"]
+    starts = of_keys = None
     if params is not None:
-        shared["start_positions"] = params.get_seqlens_pre_step(query.device)
-        queries = keys = params.cu_seqlens_q.to(query.device) if qkv_format == PACKED else None
+        starts = params.get_seqlens_pre_step(query.device)
+        queries = params.cu_seqlens_q.to(query.device) if qkv_format == PACKED else None
+        if given["encoder_output"] is None:
+            keys, of_keys = queries, starts
     return (
-        apply_rotary_pos_emb(query, of_query, cu_seqlens=queries, **shared),
-        apply_rotary_pos_emb(key, of_key, cu_seqlens=queries if keys is None else keys, **shared),
+        apply_rotary_pos_emb(query, of_query, cu_seqlens=queries, start_positions=starts, **shared),
+        apply_rotary_pos_emb(
+            key, of_key, cu_seqlens=queries if keys is None else keys, start_positions=of_keys, **shared
+        ),
     )
 
 

@@ -49,10 +49,11 @@ class LayerCache:
         if self.steps == current:
             raise StateError(
                 where,
-                got=f"a second write of step {current}: a forward without its own pre_step, or a second layer of this "
-                "number",
+                got=f"a second write of step {current}: a forward without its own pre_step, a module that runs twice "
+                "in one, or a second layer of this number",
                 accepted="one pre_step before each forward, and in it one write by each layer_number",
-                todo="call pre_step before each forward, also of a single token; give each layer its own layer_number; "
+                todo="call pre_step before each forward, also of a single token; give each layer its own layer_number, "
+                "also those that share weights: a module each, with the parameters of one; "
                 "after a forward that was interrupted, reset() and feed the sequences anew",
             )
         if self.steps < current - 1 and begun:

@@ -1,7 +1,8 @@
 """Rows gathered by an index, and sums of gathered rows: the two autograd Functions that experts' rows travel by.
 
 Each is the other's backward. A sum runs in fp32, slot by slot, and rounds once; in which order never depends on
-chance. Indices are int64, so offsets into large tensors do not wrap.
+chance. Indices are int64, so offsets into large tensors do not wrap. Neither waits for a device: what could be left out
+is looked for on the host alone, where looking is cheaper than a pass over the rows.
 """
 
 from __future__ import annotations
@@ -25,9 +26,14 @@ def gather(rows: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         return rows.new_zeros(len(source), *rows.shape[1:])
     missing = source < 0
     found = rows.index_select(0, source.clamp_min(0))
-    if bool(missing.any()):
-        found[missing] = 0
+    if _may_be_any(missing):
+        found.masked_fill_(missing.view(-1, *[1] * (found.dim() - 1)), 0)
     return found
+
+
+def _may_be_any(flags: torch.Tensor) -> bool:
+    """False where none is set; of flags on a device, which would be waited for, True."""
+    return flags.device.type != "cpu" or bool(flags.any())
 
 
 def total(rows: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
@@ -44,24 +50,22 @@ def total(rows: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor | None)
     wide = torch.promote_types(rows.dtype, torch.float32)
     found = torch.zeros(len(slots), rows.shape[1], dtype=wide, device=rows.device)
     if len(rows) and slots.numel():
-        gaps = (slots < 0).any(dim=0).tolist()
-        for number, gap in enumerate(gaps):
+        for number in range(slots.shape[1]):
             slot = slots[:, number]
             addend = rows.index_select(0, slot.clamp_min(0)).to(wide)
             if weights is not None:
                 addend.mul_(weights[:, number : number + 1])
-            if gap:
-                addend[slot < 0] = 0
-            found.add_(addend)
+            missing = slot < 0
+            found.add_(addend.masked_fill_(missing[:, None], 0) if _may_be_any(missing) else addend)
     return found.to(rows.dtype)
 
 
 def inverse(slots: torch.Tensor, values: torch.Tensor, count: int, fill: float) -> torch.Tensor:
     """For each of ``count`` rows the value that stands in ``values`` where ``slots`` names it; ``fill`` for others."""
-    found = torch.full((count,), fill, dtype=values.dtype, device=values.device)
-    named = slots >= 0
-    found[slots[named]] = values[named]
-    return found
+    # What no slot names goes to a place of its own behind the rows: taking it out would wait for a device.
+    found = torch.full((count + 1,), fill, dtype=values.dtype, device=values.device)
+    found[torch.where(slots < 0, count, slots)] = values
+    return found[:count]
 
 
 class GatherRows(torch.autograd.Function):

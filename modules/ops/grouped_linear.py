@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from te_hal.modules import grouped_linear
+from te_hal.modules.activation_dtype import activation_dtype
 from te_hal.modules.ops.basic_linear import KAIMING
-from te_hal.modules.ops.input_checks import check_beside
+from te_hal.modules.ops.input_checks import check_beside, check_input
 from te_hal.modules.ops.operation import BasicOperation
 from te_hal.schema.errors import ArgumentError
 from te_hal.schema.flags import check_flags
@@ -101,12 +102,11 @@ class GroupedLinear(grouped_linear.GroupedLinear, BasicOperation):
                 accepted="None: nothing would read it",
                 todo="leave it out, or make the op with scale_bias=True",
             )
-        found = super().forward(input, split_sizes)
         if not self.scale_bias:
-            output: torch.Tensor = found
+            output: torch.Tensor = super().forward(input, split_sizes)
             return output
-        output, biases = found
-        bias_scale = check_beside(self.label, "bias_scale", bias_scale, output, tuple(output.shape[:-1]))
+        bias_scale = self._checked_scale(input, bias_scale)
+        output, biases = super().forward(input, split_sizes)
         stacked = biases if isinstance(biases, torch.Tensor) else torch.stack(list(biases))
         # Rows of no group are one more group, whose bias is 0.
         stacked = torch.nn.functional.pad(stacked, (0, 0, 0, 1))
@@ -114,3 +114,10 @@ class GroupedLinear(grouped_linear.GroupedLinear, BasicOperation):
         counts = torch.cat([counts, total - counts.sum(dim=0, keepdim=True)])
         rows = torch.repeat_interleave(stacked, counts, dim=0, output_size=total)
         return output + rows.view(output.shape) * bias_scale.unsqueeze(-1)
+
+    def _checked_scale(self, input: torch.Tensor, bias_scale: object) -> torch.Tensor:
+        """Before the layer runs, which would change its scaling state."""
+        check_input(self.label, input, self.in_features, "in_features")
+        dtype = activation_dtype(self.label, input, weight=getattr(self, self.weight_names[0]))
+        like = torch.empty(0, dtype=dtype, device=input.device)
+        return check_beside(self.label, "bias_scale", bias_scale, like, tuple(input.shape[:-1]))

@@ -143,7 +143,8 @@ def _masking(given: list[torch.Tensor], dtype: torch.dtype) -> dict[str, Any]:
     hidden = mask == -torch.inf
     arguments: dict[str, Any] = {"attention_mask": hidden, "self_attn_mask_type": "arbitrary"}
     bias = mask.masked_fill(hidden, 0.0)
-    if mask.requires_grad or bool(bias.any()):
+    # Whether zeros are all there is is looked for on the host alone: a device would be waited for, in every layer.
+    if mask.requires_grad or mask.device.type != "cpu" or bool(bias.any()):
         arguments["core_attention_bias_type"] = "post_scale_bias"
         arguments["core_attention_bias"] = bias if bias.dtype in FLOATS else bias.to(dtype)
     return arguments

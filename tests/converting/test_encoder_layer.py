@@ -139,3 +139,11 @@ def test_what_a_converted_model_has_learned_loads_into_torchs() -> None:
     assert all(torch.equal(own, other) for own, other in zip(back.parameters(), old.parameters(), strict=True))
     lone = torch_state_dict(converted(old).layers[0])
     assert lone.keys() == old.layers[0].state_dict().keys()
+
+
+def test_a_mask_of_numbers_on_a_device_is_not_waited_for():
+    """Nothing on meta can be waited for: looking at a value there is an error."""
+    layer = converted(encoder()).to("meta").layers[0]
+    with te_hal.use_backend("null"):
+        y = layer(torch.empty(BATCH, 16, 32, device="meta"), src_mask=torch.empty(16, 16, device="meta"))
+    assert y.shape == (BATCH, 16, 32)

@@ -225,3 +225,49 @@ def test_an_argument_and_what_is_made_of_a_parameter_may_be_results(view):
     (y.sum() + same_x.sum() + made.sum()).backward()
     assert torch.equal(x.grad, torch.full((4, 8), 3.0))
     assert torch.equal(layer.bias.grad, torch.ones(8))
+
+
+#: Functions whose results autograd's function around them could not take, by what they are given besides their input.
+OUTSIDE = {
+    "alone": lambda made: lambda x: made,  # noqa: ARG005 - of the function's signature
+    "behind another": lambda made: lambda x: (x.sin(), made),
+    "a view made outside": lambda made: lambda x, view=made[:2]: (x.sin(), view),
+}
+
+
+@pytest.mark.parametrize("case", OUTSIDE)
+def test_a_result_computed_outside_is_refused_with_reentrance_and_keeps_its_history(case):
+    w, x = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    made = w * 2
+    with pytest.raises(NotImplementedError, match=r"computed outside of it \(shape \[.\]\).*pass use_reentrant=False"):
+        te.checkpoint(OUTSIDE[case](made), x)
+    results = te.checkpoint(OUTSIDE[case](made), x, use_reentrant=False)
+    torch.cat(results if isinstance(results, tuple) else (results,)).sum().backward()
+    assert w.grad[:2].tolist() == [2.0, 2.0]
+
+
+INSIDE = {
+    "a view taken inside": lambda made: lambda x: (x.sin(), made[:2]),
+    "in gradients switched on inside": lambda made: torch.enable_grad()(lambda x: (x.sin(), made.detach() * x)),
+    "the argument": lambda made: lambda x: (x, made.detach() * x),
+}
+
+
+@pytest.mark.parametrize("case", INSIDE)
+def test_what_the_function_makes_itself_may_be_a_result_with_reentrance(case):
+    grads = []
+    for recomputed in (False, True):
+        w, x = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+        function = INSIDE[case](w * 2)
+        torch.cat(te.checkpoint(function, x) if recomputed else function(x)).sum().backward()
+        grads += [[x.grad, torch.zeros(3) if w.grad is None else w.grad]]
+    assert same(*grads)
+
+
+@pytest.mark.parametrize("pack", [lambda y: [y, y], lambda y: {"y": y}, lambda y: (y, [y])], ids=["list", "dict", "in"])
+def test_tensors_inside_of_a_list_or_dict_are_refused_with_reentrance_instead_of_left_without_a_gradient(pack):
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(NotImplementedError, match=r"a (list|dict) of tensors, which would get no gradient"):
+        te.checkpoint(lambda x: pack(x.sin()), x)
+    with torch.no_grad():
+        te.checkpoint(lambda x: pack(x.sin()), x)

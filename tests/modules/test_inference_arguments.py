@@ -181,6 +181,28 @@ def test_a_loop_of_forwards_after_one_step_is_refused():
     attend(params, 1)
 
 
+def test_a_module_that_runs_twice_in_a_step_is_refused_and_shared_weights_in_a_module_each_are_not():
+    first = te.MultiheadAttention(32, HEADS, layer_number=1, qkv_format="bshd", name="shared", attention_dropout=0.0)
+    second = te.MultiheadAttention(32, HEADS, layer_number=2, qkv_format="bshd", attention_dropout=0.0)
+    for name, parameter in first.named_parameters():
+        owner, _, own = name.rpartition(".")
+        second.get_submodule(owner).register_parameter(own, parameter)
+    tokens, params = torch.randn(1, 4, 32), cache(num_heads_kv=HEADS)
+    with torch.no_grad():
+        params.pre_step({"a": 4})
+        hidden = first(tokens, inference_params=params)
+        said = r"of layer 1 \(at core_attention of Mul.*a module that runs twice in one.*a module each, with the param"
+        with pytest.raises(RuntimeError, match=said):
+            first(hidden, inference_params=params)
+        params.reset()
+        steps = []
+        for number in range(4):
+            params.pre_step({"a": 1})
+            hidden = first(tokens[:, number : number + 1], inference_params=params)
+            steps.append(second(hidden, inference_params=params))
+        assert torch.allclose(torch.cat(steps, dim=1), first(first(tokens)), atol=1e-5)
+
+
 @pytest.mark.parametrize("again", [False, True], ids=["the forward alone", "pre_step and forward"])
 def test_after_a_forward_that_was_interrupted_the_cache_says_to_start_anew(again):
     stack, params = Stack(), cache()

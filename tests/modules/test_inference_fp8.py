@@ -8,7 +8,8 @@ from generation import CHANNELS, HIDDEN, LAYERS, Generation, Stack, cache, whole
 
 import te_hal.modules as te
 from te_hal import recipe
-from te_hal.modules import layernorm_linear, linear
+from te_hal.modules import layernorm_linear, layernorm_mlp, linear, transformer
+from te_hal.modules.attention import multihead_attention
 from te_hal.modules.fp8_module import Fp8Module
 from te_hal.modules.inference.row_padding import in_padded_rows
 
@@ -176,6 +177,50 @@ def test_a_whole_layer_generates_with_amax_of_the_rows_alone(name):
     for module, other in zip(fp8_modules(layers[0]), fp8_modules(layers[1]), strict=True):
         for (_, state), (_, expected) in zip(module.delayed_states(), other.delayed_states(), strict=True):
             assert torch.allclose(state.amax_history, expected.amax_history, rtol=1e-2)
+
+
+def unpadded(patch: pytest.MonkeyPatch) -> None:
+    """Any number of rows by themselves, in every product of a layer."""
+    for module in (linear, layernorm_linear, layernorm_mlp):
+        patch.setattr(module, "check_fp8_shape", lambda *_, **__: None)
+    for module in (multihead_attention, transformer):
+        patch.setattr(module, "in_padded_rows", lambda part, x, **given: part(x, **given))
+
+
+@pytest.mark.parametrize("name", ANY_ROWS)
+def test_a_decoder_generates_token_by_token_with_results_amax_and_scales_of_the_rows_alone(name, monkeypatch):
+    tokens, encoded, found = torch.randn(3, 4, HIDDEN).to(BF16), torch.randn(3, 5, HIDDEN).to(BF16), {}
+    tokens[..., 0] = 5.0
+    for padded in (True, False):
+        torch.manual_seed(2)
+        layer = te.TransformerLayer(
+            *(HIDDEN, 64, 4),
+            layer_number=1,
+            layer_type="decoder",
+            attn_input_format="bshd",
+            fuse_qkv_params=True,
+            params_dtype=BF16,
+        ).eval()
+        # Rows of zeros would become ZEROS behind this norm.
+        layer.inter_attention.layernorm_query.layer_norm_bias.data[0] = ZEROS
+        layer.inter_attention.layernorm_query.layer_norm_weight.data[0] = -10.0
+        if not padded:
+            unpadded(monkeypatch)
+        params, steps = cache(num_heads_kv=4, dtype=BF16), []
+        with torch.no_grad(), te.autocast(recipe=RECIPES[name]()):
+            for number in range(4):
+                params.pre_step(dict.fromkeys("abc", 1))
+                rows = tokens[:, number : number + 1]
+                steps.append(layer(rows, encoder_output=encoded, inference_params=params))
+        states = [state for module in fp8_modules(layer) for _, state in module.delayed_states()]
+        found[padded] = (torch.cat(steps, dim=1), states)
+    (output, states), (alone, expected) = found[True], found[False]
+    assert (output.double() - alone.double()).norm() <= 4e-3 * alone.double().norm()  # sums in another order
+    assert len(states) == (12 if name == "delayed" else 0)
+    assert all(state.amax_history.max() < 0.9 * ZEROS for state in states)
+    for state, other in zip(states, expected, strict=True):
+        assert torch.allclose(state.amax_history, other.amax_history, rtol=1e-2)
+        assert torch.equal(state.scale, other.scale)
 
 
 def test_without_a_cache_the_shape_rule_holds():

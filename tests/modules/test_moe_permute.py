@@ -287,3 +287,25 @@ def test_second_derivatives_are_refused():
         torch.autograd.grad(rows.sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError, match="moe_unpermute: backward: got create_graph=True"):
         torch.autograd.grad(te.moe_unpermute(rows, row_id_map).sum(), x, create_graph=True)
+
+
+def test_rows_travel_both_ways_without_waiting_for_a_device():
+    """Nothing on meta can be waited for: looking at a value there is an error."""
+    source, slots = torch.tensor([0, 2, -1, 1]), torch.tensor([[0, -1], [3, -1], [1, -1]])
+    for weighted in (False, True):
+        rows = torch.empty(3, HIDDEN, device="meta", requires_grad=True)
+        weights = torch.empty(3, 2, device="meta", requires_grad=True) if weighted else None
+        moved = GatherRows.apply(rows, source.to("meta"), slots.to("meta"), "test")
+        merged = SumRows.apply(moved, weights, slots.to("meta"), "test")
+        merged.sum().backward()
+        assert (moved.shape, merged.shape, rows.grad.shape) == ((4, HIDDEN), (3, HIDDEN), (3, HIDDEN))
+        assert weights is None or weights.grad.shape == (3, 2)
+
+
+def test_a_slot_of_nobody_gives_nothing_whatever_its_weight_and_the_row_it_would_read():
+    rows = torch.tensor([[torch.nan], [2.0]]).requires_grad_()
+    slots, weights = torch.tensor([[1, -1]]), torch.tensor([[3.0, torch.inf]]).requires_grad_()
+    merged = SumRows.apply(rows, weights, slots, "test")
+    merged.backward(torch.ones(1, 1))
+    assert merged.tolist() == [[6.0]]
+    assert (rows.grad.tolist(), weights.grad.tolist()) == ([[0.0], [3.0]], [[2.0, 0.0]])

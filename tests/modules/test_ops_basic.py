@@ -231,6 +231,28 @@ def test_a_grouped_linear_refuses_scales_that_nothing_would_read():
         OF.GroupedLinear(2, 16, 8)(torch.randn(10, 16), [7, 3], torch.rand(10))
 
 
+@pytest.mark.parametrize(
+    ("scales", "said"),
+    [
+        (torch.rand(15), r"shape \(15,\)"),
+        (torch.rand(16).double(), "float64"),
+        (torch.rand(16, 1), r"shape \(16, 1\)"),
+        (None, "bias_scale: got a NoneType"),
+    ],
+    ids=["short", "fp64", "rank", "none"],
+)
+def test_a_grouped_linear_refuses_scales_that_do_not_fit_before_anything_changes(scales, said):
+    op, x = OF.GroupedLinear(2, 16, 8, scale_bias=True), torch.randn(16, 16)
+    with te.autocast(recipe=recipe.DelayedScaling()):
+        op(x, [8, 8], torch.rand(16))
+    before = [state.amax_history.clone() for _, state in op.delayed_states()]
+    with te.autocast(recipe=recipe.DelayedScaling()), pytest.raises((ValueError, TypeError), match=said):
+        op(x * 100, [8, 8], scales)
+    after = [state.amax_history for _, state in op.delayed_states()]
+    assert before
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+
+
 @pytest.mark.parametrize("make", [recipe.DelayedScaling, recipe.Float8CurrentScaling, recipe.MXFP8BlockScaling])
 def test_quantize_gives_codes_forward_and_backward(make):
     op = OF.Quantize(forward=True, backward=True)

@@ -267,15 +267,61 @@ def test_sizes_that_kernels_would_be_prepared_for_change_nothing():
     assert torch.equal(first(x), second(x))
 
 
-def test_a_decoder_generates_with_a_cache_for_its_own_tokens():
+@pytest.mark.parametrize("rotary", [False, True], ids=["no angles", "angles"])
+def test_a_decoder_generates_with_a_cache_for_its_own_tokens(rotary):
     module = layer(layer_type="decoder", layer_number=1, self_attn_mask_type="padding_causal", **BSHD).eval()
     given = data()
     x, encoded = given["x"], given["encoded"]
+    angles = te.RotaryPositionEmbedding(H // HEADS)(ENCODED) if rotary else None
     cache = te.InferenceParams(BATCH, SEQUENCE, HEADS, H // HEADS, torch.float32)
     with torch.no_grad():
-        whole = module(x, encoder_output=encoded, self_attn_mask_type="causal")
+        whole = module(x, encoder_output=encoded, self_attn_mask_type="causal", rotary_pos_emb=angles)
         steps = []
         for start, end in [(0, 5), *((number, number + 1) for number in range(5, SEQUENCE))]:
             cache.pre_step(dict.fromkeys(range(BATCH), end - start))
-            steps.append(module(x[:, start:end], encoder_output=encoded, inference_params=cache))
+            steps.append(module(x[:, start:end], encoder_output=encoded, inference_params=cache, rotary_pos_emb=angles))
     assert closeness.relative_error(torch.cat(steps, dim=1), whole) <= 1e-6
+
+
+def test_a_decoder_generates_packed_sequences_one_token_at_a_time():
+    module = layer(layer_type="decoder", layer_number=1, self_attn_mask_type="padding_causal", attn_input_format="thd")
+    one_by_one = layer(layer_type="decoder", **BSHD)
+    angles = te.RotaryPositionEmbedding(H // HEADS)(ENCODED)
+    x, encoded, cu_seqlens_kv = torch.randn(8, H), torch.randn(8, H), torch.tensor([0, 6, 8])
+    cache = te.InferenceParams(2, SEQUENCE, HEADS, H // HEADS, torch.float32, qkv_format="thd")
+    fixed = {"encoder_output": encoded, "enc_dec_attn_mask_type": "padding", "cu_seqlens_kv": cu_seqlens_kv}
+    steps, found = [(0, 1), (1, 2), (1, 0), (1, 2)], {"a": [], "b": []}
+    rows = {"a": list(x[:3]), "b": list(x[3:])}
+    with torch.no_grad():
+        for step in steps:
+            new = dict(zip("ab", step, strict=True))
+            cache.pre_step(new)
+            tokens = torch.stack([rows[name].pop(0) for name, count in new.items() for _ in range(count)])
+            y = module(tokens, inference_params=cache, rotary_pos_emb=angles, **fixed)
+            for name, part in zip("ab", y.split(step), strict=True):
+                found[name].append(part)
+        for name, tokens, keys in (("a", x[:3], encoded[:6]), ("b", x[3:], encoded[6:])):
+            alone = one_by_one(tokens[None], encoder_output=keys[None], rotary_pos_emb=angles)[0]
+            assert closeness.relative_error(torch.cat(found[name]), alone) <= 1e-6
+
+
+#: Arguments of a decoder's call that say something about positions in its attention to the encoder's output.
+OF_POSITIONS = {
+    "enc_dec_attn_mask_type": ("causal", "attn_mask_type .*got 'causal'"),
+    "enc_dec_window_size": ((2, 2), r"window_size .*got \(2, 2\)"),
+    "core_attention_bias_type": ("alibi", "core_attention_bias_type .*got 'alibi'"),
+}
+
+
+@pytest.mark.parametrize("name", OF_POSITIONS)
+def test_a_step_refuses_cross_attention_that_depends_on_where_a_query_stands(name):
+    module = layer(layer_type="decoder", layer_number=1, self_attn_mask_type="padding_causal", **BSHD)
+    value, said = OF_POSITIONS[name]
+    cache = te.InferenceParams(BATCH, SEQUENCE, HEADS, H // HEADS, torch.float32)
+    cache.pre_step(dict.fromkeys(range(BATCH), 1))
+    given = data()
+    with (
+        torch.no_grad(),
+        pytest.raises(ValueError, match=rf"{said} for cross attention with inference_params.*do not begin at position"),
+    ):
+        module(given["x"][:, :1], encoder_output=given["encoded"], inference_params=cache, **{name: value})
