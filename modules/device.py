@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from te_hal.dispatch import ANY_DEVICE, default_device, forced_backend
 from te_hal.schema.errors import ArgumentError
+from te_hal.schema.flags import check_flags
 
 
 def parameter_device(device: torch.device | str | int | None, where: str = "device") -> torch.device:
@@ -24,6 +27,30 @@ def parameter_device(device: torch.device | str | int | None, where: str = "devi
     if backend is None or not backend.serves.isdisjoint({ANY_DEVICE, default.type}) or default.type == "meta":
         return default
     return torch.device(min(backend.serves))
+
+
+def first_reset(module: Any) -> None:  # noqa: ANN401 - a module with reset_parameters
+    """Fill the parameters of a module that is being made; those on ``meta`` wait."""
+    waits = any(parameter.is_meta for parameter in module.parameters(recurse=False))
+    module.reset_parameters(**({"defer_init": True} if waits else {}))
+
+
+def make_real(module: torch.nn.Module, *, wait: bool) -> None:
+    """Give parameters on ``meta`` memory on the current backend's device, as they are about to be filled.
+
+    Under ``torch.device("meta")`` that device is ``meta`` as well, and nothing happens.
+
+    Args:
+        module: whose own parameters.
+        wait: leave them on ``meta``.
+
+    Raises:
+        ArgumentError: ``wait`` is no bool.
+    """
+    check_flags("reset_parameters", {"defer_init": wait})
+    device = parameter_device(None)
+    if not wait and device.type != "meta" and any(parameter.is_meta for parameter in module.parameters(recurse=False)):
+        module.to_empty(device=device, recurse=False)
 
 
 def _named(where: str, device: torch.device | str | int) -> torch.device:

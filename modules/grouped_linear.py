@@ -10,7 +10,7 @@ from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed, pl
 from te_hal.modules.arguments import check_callable, check_dtype, check_size, refuse_later
 from te_hal.modules.call_checks import check_call, check_kept_input
 from te_hal.modules.caller_buffer import check_buffer
-from te_hal.modules.device import parameter_device
+from te_hal.modules.device import first_reset, make_real, parameter_device
 from te_hal.modules.fp8_module import Fp8Module
 from te_hal.modules.gemm_parameters import DEFAULT_INIT, returned_bias
 from te_hal.modules.grouped_linear_function import GroupedCall, GroupedLinearFunction
@@ -148,7 +148,7 @@ class GroupedLinear(Fp8Module):
         self._microbatches = tuple(Microbatches() for _ in range(num_gemms))
         dtype = check_dtype(f"{kind}: params_dtype", params_dtype)
         self._parameters_of.register(self, dtype, parameter_device(device, f"{kind}: device"))
-        self.reset_parameters()
+        first_reset(self)
         if delay_wgrad_compute:
             self.delay_wgrads(self._parameters_of.targets())
 
@@ -162,8 +162,13 @@ class GroupedLinear(Fp8Module):
         """Names of the biases, in order; none without a bias."""
         return self._parameters_of.bias_names
 
-    def reset_parameters(self) -> None:
-        """Initialise weights by ``init_method`` and biases to 0, in place; on the meta device nothing happens."""
+    def reset_parameters(self, defer_init: bool = False) -> None:
+        """Initialise weights by ``init_method`` and biases to 0, in place.
+
+        Args:
+            defer_init: parameters on ``meta`` stay there. Otherwise they get memory on the current backend's device.
+        """
+        make_real(self, wait=defer_init)
         with forked(self.get_rng_state_tracker, self.rng_tracker_name):
             self._parameters_of.fill(self, self.init_method)
 

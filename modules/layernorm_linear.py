@@ -11,7 +11,7 @@ from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed, pl
 from te_hal.modules.arguments import check_callable, check_dtype, check_epsilon, check_size, refuse_later
 from te_hal.modules.call_checks import check_call
 from te_hal.modules.delayed_wgrad import Target
-from te_hal.modules.device import parameter_device
+from te_hal.modules.device import first_reset, make_real, parameter_device
 from te_hal.modules.fp8_module import Fp8Module
 from te_hal.modules.gemm_parameters import DEFAULT_INIT, GemmParameters, returned_bias
 from te_hal.modules.layernorm_linear_function import LayerNormLinearCall, LayerNormLinearFunction
@@ -176,7 +176,7 @@ class LayerNormLinear(Fp8Module):
         dtype, place = check_dtype(f"{kind}: params_dtype", params_dtype), parameter_device(device, f"{kind}: device")
         self._norm.register(self, dtype, place)
         self._gemm.register(self, dtype, place)
-        self.reset_parameters()
+        first_reset(self)
         if delay_wgrad_compute:
             self.delay_wgrads([Target(tuple(self.weight_names))])
 
@@ -190,8 +190,13 @@ class LayerNormLinear(Fp8Module):
         """Names of the biases, in order; none without a bias."""
         return self._gemm.bias_names
 
-    def reset_parameters(self) -> None:
-        """Weights by ``init_method``, biases to 0, gamma to 1 (0 where it is zero-centered), beta to 0, in place."""
+    def reset_parameters(self, defer_init: bool = False) -> None:
+        """Weights by ``init_method``, biases to 0, gamma to 1 (0 where it is zero-centered), beta to 0, in place.
+
+        Args:
+            defer_init: parameters on ``meta`` stay there. Otherwise they get memory on the current backend's device.
+        """
+        make_real(self, wait=defer_init)
         self._norm.fill(self, zero_centered_gamma=self.zero_centered_gamma)
         with forked(self.get_rng_state_tracker):
             self._gemm.fill(self, self.init_method)

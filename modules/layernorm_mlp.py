@@ -19,7 +19,7 @@ from te_hal.modules.arguments import (
 )
 from te_hal.modules.call_checks import check_call
 from te_hal.modules.delayed_wgrad import Target
-from te_hal.modules.device import parameter_device
+from te_hal.modules.device import first_reset, make_real, parameter_device
 from te_hal.modules.fp8_module import Fp8Module
 from te_hal.modules.gemm_parameters import DEFAULT_INIT, GemmParameters, returned_bias
 from te_hal.modules.layernorm_mlp_function import LayerNormMLPCall, LayerNormMLPFunction
@@ -176,12 +176,17 @@ class LayerNormMLP(Fp8Module):
         self._norm.register(self, dtype, place)
         for parameters in self._gemms.values():
             parameters.register(self, dtype, place)
-        self.reset_parameters()
+        first_reset(self)
         if delay_wgrad_compute:
             self.delay_wgrads([Target((f"{gemm}_weight",)) for gemm in _GEMMS])
 
-    def reset_parameters(self) -> None:
-        """Weights by their init methods, biases to 0, gamma to 1 (0 where it is zero-centered), beta to 0, in place."""
+    def reset_parameters(self, defer_init: bool = False) -> None:
+        """Weights by their init methods, biases to 0, gamma to 1 (0 where it is zero-centered), beta to 0, in place.
+
+        Args:
+            defer_init: parameters on ``meta`` stay there. Otherwise they get memory on the current backend's device.
+        """
+        make_real(self, wait=defer_init)
         self._norm.fill(self, zero_centered_gamma=self.zero_centered_gamma)
         with forked(self.get_rng_state_tracker):
             self._gemms["fc1"].fill(self, self.init_method)

@@ -10,7 +10,7 @@ from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed
 from te_hal.modules.arguments import check_callable, check_dtype, check_size, refuse_later
 from te_hal.modules.call_checks import check_call, check_kept_input
 from te_hal.modules.delayed_wgrad import Target
-from te_hal.modules.device import parameter_device
+from te_hal.modules.device import first_reset, make_real, parameter_device
 from te_hal.modules.fp8_module import Fp8Module
 from te_hal.modules.gemm_parameters import DEFAULT_INIT, GemmParameters, returned_bias
 from te_hal.modules.linear_function import LinearFunction
@@ -132,7 +132,7 @@ class Linear(Fp8Module):
         self._microbatches = Microbatches()
         dtype = check_dtype("Linear: params_dtype", params_dtype)
         self._gemm.register(self, dtype, parameter_device(device, "Linear: device"))
-        self.reset_parameters()
+        first_reset(self)
         if delay_wgrad_compute:
             self.delay_wgrads([Target(tuple(self.weight_names))])
 
@@ -146,8 +146,13 @@ class Linear(Fp8Module):
         """Names of the biases, in order; none without a bias."""
         return self._gemm.bias_names
 
-    def reset_parameters(self) -> None:
-        """Initialise weights by ``init_method`` and biases to 0, in place; on the meta device nothing happens."""
+    def reset_parameters(self, defer_init: bool = False) -> None:
+        """Initialise weights by ``init_method`` and biases to 0, in place.
+
+        Args:
+            defer_init: parameters on ``meta`` stay there. Otherwise they get memory on the current backend's device.
+        """
+        make_real(self, wait=defer_init)
         with forked(self.get_rng_state_tracker, self.rng_tracker_name):
             self._gemm.fill(self, self.init_method)
 

@@ -8,7 +8,7 @@ import torch
 
 from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed
 from te_hal.modules.arguments import check_dtype, check_epsilon, check_tensor, refuse_later
-from te_hal.modules.device import parameter_device
+from te_hal.modules.device import first_reset, make_real, parameter_device
 from te_hal.modules.norm_function import NormFunction, NormKey, NormPlan, make_norm_plan
 from te_hal.modules.plan_cache import PlanCache
 from te_hal.modules.recompute import recomputable
@@ -75,10 +75,15 @@ class Normalization(OptionalExtraState, torch.nn.Module):
         self.register_parameter("bias", None)
         if self.op == "layernorm":
             self.bias = torch.nn.Parameter(torch.empty(self.normalized_shape, dtype=chosen, device=where))
-        self.reset_parameters()
+        first_reset(self)
 
-    def reset_parameters(self) -> None:
-        """Gamma to 1 (0 where it is zero-centered), beta to 0, in place."""
+    def reset_parameters(self, defer_init: bool = False) -> None:
+        """Gamma to 1 (0 where it is zero-centered), beta to 0, in place.
+
+        Args:
+            defer_init: parameters on ``meta`` stay there. Otherwise they get memory on the current backend's device.
+        """
+        make_real(self, wait=defer_init)
         with torch.no_grad():
             self.weight.fill_(0.0 if self.zero_centered_gamma else 1.0)
             if self.bias is not None:

@@ -14,6 +14,7 @@ from te_hal.modules.attention.layout import PACKED, check_format, heads_first
 from te_hal.modules.attention.masks import RULES, WITH_PADDING, mask_type
 from te_hal.modules.attention.packed_operands import unpacked
 from te_hal.modules.attention.packing import Sequences, padding_of
+from te_hal.modules.attention.redundant_mask import check_redundant
 from te_hal.modules.attention.sequence_arguments import check_no_sequences, dense_sequences, thd_sequences
 from te_hal.modules.attention.sizes import Sizes, check_sizes
 from te_hal.modules.attention.softmax_type import VANILLA
@@ -200,15 +201,16 @@ def _visibility(
         padding = masks.padding(label, mask, sizes, device)
     elif RULES[name].tensor == "arbitrary":
         hidden = masks.arbitrary(label, mask, sizes, device)
-    else:
-        masks.refuse_mask(label, name, mask)
     offset: int | torch.Tensor = 0
     if bottom_right and (window != EVERYTHING or bias.type == ALIBI):
         offset = sizes[3] - sizes[2] if padding is None else _own_offsets(padding, found.sequences)
     seen = _without_idle_borders(window, offset, *sizes[2:])
     if padding is not None and found.qkv_format != PACKED:
         hidden = padding.hidden()
-    return Visibility(hidden, seen, offset)
+    visibility = Visibility(hidden, seen, offset)
+    if padding is None and not RULES[name].tensor:
+        check_redundant(label, name, mask, visibility, sizes, device)
+    return visibility
 
 
 def _without_idle_borders(

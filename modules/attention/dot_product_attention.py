@@ -196,7 +196,7 @@ class DotProductAttention(Labelled, OptionalExtraState, torch.nn.Module):
             attention_mask: bool, True hides. Under "padding", "padding_causal" and "padding_causal_bottom_right"
                 ``[b, 1, 1, s]``, where True marks a token that is none: it is seen by nobody, and its own result is 0;
                 two of them, of queries and keys, where these differ. Under "arbitrary" any shape that broadcasts to
-                ``[b, h, sq, sk]``. Else None.
+                ``[b, h, sq, sk]``. Else None, or a mask that hides nothing but what the mask type hides.
             qkv_format: for this call; None: the module's.
             cu_seqlens_q: int32 or int64 ``[b + 1]``, 0 and then the sum of the sequences' lengths up to each. Needed
                 for packed sequences; else, with a padding mask type, in the place of a mask: tokens lie at the front.

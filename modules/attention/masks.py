@@ -85,21 +85,6 @@ def _last(padding: torch.Tensor) -> torch.Tensor:
     return (present * places).amax(-1) - 1 if present.shape[1] else places.new_full((present.shape[0],), -1)
 
 
-def refuse_mask(where: str, name: str, attention_mask: object) -> None:
-    """Refuse a mask under a type that has none.
-
-    Raises:
-        ArgumentError: there is one.
-    """
-    if attention_mask is not None:
-        raise ArgumentError(
-            f"{where}: attention_mask",
-            got=f"a mask under attn_mask_type={name!r}",
-            accepted=f"None: {name} hides no more than its name says",
-            todo='leave the mask out, or choose "padding", "padding_causal" or "arbitrary"',
-        )
-
-
 def arbitrary(where: str, mask: object, scores: tuple[int, int, int, int], device: torch.device) -> torch.Tensor:
     """A mask that broadcasts to ``scores``, ``(b, h, sq, sk)``.
 

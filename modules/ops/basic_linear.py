@@ -10,7 +10,7 @@ import torch
 
 from te_hal.modules.activation_stage import casts_gradient
 from te_hal.modules.arguments import check_callable, check_dtype, check_size, refuse_later
-from te_hal.modules.device import parameter_device
+from te_hal.modules.device import first_reset, make_real, parameter_device
 from te_hal.modules.fp8_module import Fp8Module
 from te_hal.modules.gemm_parameters import GemmParameters
 from te_hal.modules.main_grad import Microbatches, main_grad_dtype
@@ -100,10 +100,15 @@ class BasicLinear(Fp8Module, BasicOperation):
         self._microbatches = Microbatches()
         chosen, place = check_dtype(f"{kind}: dtype", dtype), parameter_device(device, f"{kind}: device")
         self.weight = torch.nn.Parameter(torch.empty(out_features, in_features, dtype=chosen, device=place))
-        self.reset_parameters()
+        first_reset(self)
 
-    def reset_parameters(self) -> None:
-        """Uniform between plus and minus 1 / sqrt(in_features), in place; on the meta device nothing happens."""
+    def reset_parameters(self, defer_init: bool = False) -> None:
+        """Uniform between plus and minus 1 / sqrt(in_features), in place.
+
+        Args:
+            defer_init: parameters on ``meta`` stay there. Otherwise they get memory on the current backend's device.
+        """
+        make_real(self, wait=defer_init)
         with forked(self._rng_state_tracker_function):
             self._gemm.fill(self, KAIMING)
 

@@ -10,7 +10,7 @@ from te_hal.dispatch import current_memo, resolve
 from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed, plain_input
 from te_hal.modules.arguments import check_dtype, check_size, refuse_later
 from te_hal.modules.call_checks import check_parameter
-from te_hal.modules.device import parameter_device
+from te_hal.modules.device import first_reset, make_real, parameter_device
 from te_hal.modules.once import once
 from te_hal.modules.ops.input_checks import check_input
 from te_hal.modules.ops.operation import BasicOperation, Part
@@ -57,10 +57,15 @@ class Bias(BasicOperation):
         where = parameter_device(device, "Bias: device")
         self.bias = torch.nn.Parameter(torch.empty(size, dtype=check_dtype("Bias: dtype", dtype), device=where))
         self._plans: PlanCache[tuple[torch.dtype, torch.device], _Plan] = PlanCache(_Plan)
-        self.reset_parameters()
+        first_reset(self)
 
-    def reset_parameters(self) -> None:
-        """To 0, in place."""
+    def reset_parameters(self, defer_init: bool = False) -> None:
+        """To 0, in place.
+
+        Args:
+            defer_init: parameters on ``meta`` stay there. Otherwise they get memory on the current backend's device.
+        """
+        make_real(self, wait=defer_init)
         with torch.no_grad():
             self.bias.zero_()
 

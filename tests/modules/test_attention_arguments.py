@@ -66,7 +66,11 @@ CALLS = {
     "device": ({"key_layer": Q.to("meta")}, ValueError, "input on cpu, key on meta"),
     "mask type": ({"attn_mask_type": "none"}, ValueError, "attn_mask_type: got 'none'; accepted: no_mask"),
     "format": ({"qkv_format": "bhsd"}, ValueError, "qkv_format: got 'bhsd'"),
-    "mask too much": ({"attention_mask": PADDING}, ValueError, "got a mask under attn_mask_type='causal'"),
+    "mask too much": (
+        {"attention_mask": ~PADDING},
+        ValueError,
+        "got a mask under attn_mask_type='causal' that hides more",
+    ),
     "no mask": ({"attn_mask_type": "padding"}, ValueError, r"attention_mask: got None; accepted: bool \(2, 1, 1, 4\)"),
     "mask dtype": (
         {"attn_mask_type": "padding", "attention_mask": PADDING.float()},

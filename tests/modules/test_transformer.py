@@ -293,7 +293,10 @@ def test_an_empty_batch_gives_an_empty_result():
 
 def test_an_odd_number_of_tokens_under_fp8_is_refused_naming_layer_and_part():
     module = layer(layer_number=3)
-    with pytest.raises(ValueError, match=r"'layer_3\.self_attention\.layernorm_qkv'.*leading sizes, 14"), te.autocast():
+    with (
+        pytest.raises(ValueError, match=r"'layer_3\.self_attention\.layernorm_linear_qkv'.*leading sizes, 14"),
+        te.autocast(),
+    ):
         module(torch.randn(7, 2, H))
 
 
