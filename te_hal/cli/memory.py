@@ -101,7 +101,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call] # its __ini
     def __init__(self, ignored: tuple[torch.Tensor, ...] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
-        self._known = {tensor.untyped_storage()._cdata: 0 for tensor in ignored}  # noqa: SLF001 - a storage's identity
+        self._ignored = {tensor.untyped_storage()._cdata for tensor in ignored}  # noqa: SLF001 - a storage's identity
+        self._known: dict[int, int] = {}
 
     def __torch_dispatch__(
         self,
@@ -121,12 +122,14 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call] # its __ini
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         identity = storage._cdata  # noqa: SLF001 - as above
-        if identity in self._known:
+        if identity in self._ignored:
             return
+        if identity not in self._known:
+            self._known[identity] = 0
+            weakref.finalize(storage, self._remove, identity).atexit = False
+        self.now += storage.nbytes() - self._known[identity]  # a tensor that was resized is seen again
         self._known[identity] = storage.nbytes()
-        self.now += storage.nbytes()
         self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._remove, identity).atexit = False
 
     def _remove(self, identity: int) -> None:
         self.now -= self._known.pop(identity)
