@@ -137,7 +137,7 @@ def parity_page() -> str:
     here = [*te.__all__, *(f"recipe.{name}" for name in recipe.__all__)]
     later = list(te._LATER)  # noqa: SLF001
     rows = [(name, "te_hal's own" if name in _OWN_NAMES else "yes") for name in here]
-    rows += [(name, "not yet") for name in later]
+    rows += [(name, "refused: " + te._LATER[name]) for name in later]  # noqa: SLF001
     lines = [
         "# Parity with transformer_engine.pytorch",
         (

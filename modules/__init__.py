@@ -33,11 +33,12 @@ from te_hal.modules.moe import (
     moe_sort_chunks_by_index_with_probs,
     moe_unpermute,
 )
+from te_hal.modules.newton_schulz import newton_schulz
 from te_hal.modules.offload_marks import mark_not_offload
 from te_hal.modules.onnx_export import onnx_export
 from te_hal.modules.rmsnorm import RMSNorm
 from te_hal.modules.rng_tracker import CudaRNGStatesTracker, RNGStatesTracker
-from te_hal.modules.saved import prepare_for_saving, restore_from_saved
+from te_hal.modules.saved import prepare_for_saving, restore_from_func_ctx, restore_from_saved
 from te_hal.modules.state_dict import check_extra_states
 from te_hal.modules.transformer import TransformerLayer
 from te_hal.quantization import (
@@ -159,6 +160,7 @@ __all__ = [
     "moe_sort_chunks_by_index",
     "moe_sort_chunks_by_index_with_probs",
     "moe_unpermute",
+    "newton_schulz",
     "onnx_export",
     "ops",
     "optimizers",
@@ -166,30 +168,32 @@ __all__ = [
     "prepare_for_saving",
     "quantized_model_init",
     "quantizer_factory",
+    "restore_from_func_ctx",
     "restore_from_saved",
     "router",
 ]
 
-#: Names of transformer_engine.pytorch that are not built yet.
-_LATER = (
-    "CusolverMpCtx",
-    "FusedMLAQUpProjRopeQuant",
-    "ManualOffloadSynchronizer",
-    "UserBufferQuantizationMode",
-    "destroy_ub",
-    "initialize_ub",
-    "newton_schulz",
-    "restore_from_func_ctx",
-)
+#: Names of transformer_engine.pytorch that are refused, and why.
+_LATER = {
+    "CusolverMpCtx": "it holds a handle of cuSolverMp, NVIDIA's own library; newton_schulz takes whole matrices, on "
+    "any device, with ctx=None",
+    "FusedMLAQUpProjRopeQuant": "it is one kernel for NVIDIA's Blackwell; Linear, RotaryPositionEmbedding and a "
+    "quantizer compute the same one after the other",
+    "ManualOffloadSynchronizer": "moving by hand is not built yet; get_cpu_offload_context moves by itself",
+    "UserBufferQuantizationMode": "it belongs to initialize_ub",
+    "destroy_ub": "it belongs to initialize_ub",
+    "initialize_ub": "its buffers overlap products with communication of tensor parallelism, by NVIDIA's own kernels; "
+    "there is neither here, and modules compute the same without",
+}
 
 
 def __getattr__(name: str) -> object:
     if name in _LATER:
         raise NotBuiltError(
             f"te_hal.modules.{name}",
-            got="a name that is not built yet",
+            got=f"a name of Transformer Engine that is refused: {_LATER[name]}",
             accepted=", ".join(__all__),
-            todo="docs/parity.md lists what is here and what is not yet",
+            todo="docs/parity.md lists what is here and what is not",
         )
     msg = f"module 'te_hal.modules' has no attribute {name!r}"
     raise AttributeError(msg)
