@@ -67,6 +67,11 @@ class ScalingModule(Labelled, OptionalExtraState, torch.nn.Module):
         self.fp8_meta: dict[str, Any] = {"recipe": None, "num_gemms": self.num_gemms}
         self.quantizers: dict[str, list[Quantizer]] = {"scaling_fwd": [], "scaling_bwd": []}
 
+    @property
+    def fp8_meta_tensors_initialized(self) -> bool:
+        """Transformer Engine's other name for ``fp8_initialized``."""
+        return self.fp8_initialized
+
     def leave_recipe(self, before: Recipe | None, after: Recipe) -> None:
         """Hook: quantizers of another recipe, or of the same one changed, are about to be in use.
 

@@ -12,15 +12,13 @@ from te_hal.modules.moe.checks import check_rows
 from te_hal.modules.moe.row_functions import NOBODY, GatherRows
 from te_hal.modules.recompute import recomputable
 from te_hal.modules.transforms import run_eagerly
+from te_hal.quantization.alignment import get_align_size_for_quantization
 from te_hal.quantization.autocast import current_frame
 from te_hal.quantization.availability import get_default_recipe
-from te_hal.recipe import CustomRecipe, MXFP8BlockScaling, NVFP4BlockScaling
 from te_hal.schema.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-_ALIGNMENT, _MXFP8_ALIGNMENT, _NVFP4_ALIGNMENT = 16, 32, 128
 
 
 class _Padding(torch.nn.Module):
@@ -119,12 +117,7 @@ class Fp8Unpadding(_Padding):
 
 def alignment_in_force() -> int:
     """The multiple for the recipe in force; outside of any autocast for the default recipe."""
-    recipe = current_frame().recipe or get_default_recipe()
-    if isinstance(recipe, CustomRecipe):
-        return recipe.quantization_alignment
-    if isinstance(recipe, MXFP8BlockScaling):
-        return _MXFP8_ALIGNMENT
-    return _NVFP4_ALIGNMENT if isinstance(recipe, NVFP4BlockScaling) else _ALIGNMENT
+    return get_align_size_for_quantization(current_frame().recipe or get_default_recipe())
 
 
 def _places(sizes: list[int], larger: list[int], device: torch.device) -> torch.Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from te_hal.quantization.autocast import FP8GlobalStateManager, autocast, fp8_autocast
+from te_hal.quantization.alignment import get_align_size_for_quantization
+from te_hal.quantization.autocast import autocast, fp8_autocast
 from te_hal.quantization.availability import (
     get_default_recipe,
     is_bf16_available,
@@ -17,6 +18,7 @@ from te_hal.quantization.block_tensors import Float8BlockwiseQTensor, MTFP8Tenso
 from te_hal.quantization.current_scaling_quantizer import Float8CurrentScalingQuantizer
 from te_hal.quantization.float8_quantizer import Float8Quantizer
 from te_hal.quantization.float8_tensor import Float8Tensor
+from te_hal.quantization.global_state import FP8GlobalStateManager
 from te_hal.quantization.hybrid_quantizer import HybridQuantizer
 from te_hal.quantization.hybrid_tensor import HybridQuantizedTensor
 from te_hal.quantization.identity_tensor import IdentityTensor
@@ -27,6 +29,7 @@ from te_hal.quantization.quantized_tensor import QuantizedTensor
 from te_hal.quantization.quantizer import Quantizer
 from te_hal.quantization.quantizer_request import DelayedScalingRequest, QuantizerRequest
 from te_hal.quantization.quantizer_role import QuantizerRole
+from te_hal.quantization.slots import FP8BwdTensorIdx, FP8FwdTensorIdx
 from te_hal.quantization.te_part_storages import HybridQuantizedTensorStorage, IdentityTensorStorage
 from te_hal.quantization.te_storages import (
     Float8BlockwiseQTensorStorage,
@@ -40,6 +43,8 @@ from te_hal.schema.storage import QuantizedStorage
 
 __all__ = [
     "DelayedScalingRequest",
+    "FP8BwdTensorIdx",
+    "FP8FwdTensorIdx",
     "FP8GlobalStateManager",
     "Float8BlockQuantizer",
     "Float8BlockwiseQTensor",
@@ -71,6 +76,7 @@ __all__ = [
     "autocast",
     "fp8_autocast",
     "fp8_model_init",
+    "get_align_size_for_quantization",
     "get_default_recipe",
     "is_bf16_available",
     "is_fp8_available",

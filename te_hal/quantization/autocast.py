@@ -17,7 +17,7 @@ from te_hal.quantization.block_decorator import BlockDecorator
 from te_hal.quantization.checkpointed import current_phase
 from te_hal.quantization.recipe_support import check_forced_backend
 from te_hal.quantization.scaling_state import check_is_built
-from te_hal.quantization.updates import UpdateQueue, current_queue, discard_waiting
+from te_hal.quantization.updates import UpdateQueue, current_queue
 from te_hal.recipe import DelayedScaling, Recipe
 from te_hal.schema.errors import StateError, UnsupportedError
 
@@ -243,32 +243,7 @@ def fp8_autocast(
     )
 
 
-class FP8GlobalStateManager:
-    """Read access to the autocast in force, under Transformer Engine's name."""
-
-    @staticmethod
-    def reset() -> None:
-        """Leave every autocast of the calling thread and forget waiting updates (for tests)."""
-        _per_thread.frames.clear()
-        discard_waiting()
-        _Once.given = False
-
-    @staticmethod
-    def is_fp8_enabled() -> bool:
-        """Whether modules quantize now."""
-        return current_frame().enabled
-
-    @staticmethod
-    def is_fp8_calibration() -> bool:
-        """Whether modules record amax without quantizing."""
-        return current_frame().calibrating
-
-    @staticmethod
-    def get_fp8_recipe() -> Recipe:
-        """The recipe in force, or the default one."""
-        return current_frame().recipe or get_default_recipe()
-
-    @staticmethod
-    def reduce_and_update_fp8_tensors(forward: bool = True) -> None:
-        """Update the calling thread's waiting states of one direction now."""
-        current_queue().update(forward=forward)
+def leave_every_autocast() -> None:
+    """Forget the calling thread's, and what has been said once."""
+    _per_thread.frames.clear()
+    _Once.given = False
