@@ -202,6 +202,15 @@ def _weight_quantizer(module: Fp8Module, gemm: int) -> Quantizer:
     return module.quantizers["scaling_fwd"][3 * gemm + 1]
 
 
+def _warn_of_plain(label: str, recipe: object) -> None:
+    warnings.warn(
+        f"{label}: a weight that quantized_model_init made by {type(recipe).__name__} has become plain, with the "
+        "bytes of one, and is quantized at each forward. torch's fully_shard replaces such weights, so does loading "
+        "plain ones with assign=True: make the model outside of quantized_model_init there",
+        stacklevel=5,
+    )
+
+
 def readable_weight(module: torch.nn.Module, label: str, weight: torch.Tensor) -> torch.Tensor:
     """The weight as a call reads it: quantized under an autocast of its recipe's family, dequantized outside of any.
 
@@ -209,6 +218,8 @@ def readable_weight(module: torch.nn.Module, label: str, weight: torch.Tensor) -
         StateError: an autocast of another family.
     """
     if not isinstance(weight, QuantizedTensor):
+        if module.quantized_weights.gemm_of:  # type: ignore[union-attr] # of every module with gemms
+            _warn_of_plain(label, module.quantized_weights.recipe)
         return weight
     frame = current_frame()
     if not frame.enabled or frame.recipe is None:

@@ -71,3 +71,29 @@ def test_under_delayed_scaling_the_state_starts_from_the_amax_of_what_was_loaded
     before = module.weight.dequantize().double()
     torch.optim.SGD(module.parameters(), lr=0.0).step()  # quantizes anew what it does not change
     assert (module.weight.dequantize().double() - before).norm() <= 0.04 * before.norm()
+
+
+def _assigned(model: torch.nn.Sequential) -> None:
+    plain = torch.nn.Sequential(te.Linear(64, 64), te.Linear(64, 64))
+    model.load_state_dict(plain.state_dict(), assign=True)
+
+
+def _replaced(model: torch.nn.Sequential) -> None:
+    for layer in model:
+        layer.weight = torch.nn.Parameter(layer.weight.dequantize().detach())
+
+
+@pytest.mark.parametrize("become_plain", [_assigned, _replaced], ids=["assigned", "replaced"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_weights_that_have_become_plain_compute_as_plain_ones_and_say_so(name, become_plain):
+    model = made(name)
+    become_plain(model)
+    twin = torch.nn.Sequential(te.Linear(64, 64), te.Linear(64, 64))
+    twin.load_state_dict({key: value for key, value in model.state_dict().items() if "extra" not in key})
+    x = torch.randn(32, 64)
+    told = pytest.warns(UserWarning, match=r"quantized_model_init made by \w+ has become plain.*fully_shard")
+    with told, te.autocast(recipe=RECIPES[name]()):
+        found = model(x)
+    with te.autocast(recipe=RECIPES[name]()):
+        expected = twin(x)
+    assert (found - expected).norm() <= 0.1 * expected.norm()

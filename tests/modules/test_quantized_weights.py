@@ -164,7 +164,8 @@ def test_a_plain_weight_that_is_assigned_takes_the_place_of_the_quantized_one():
     module, weight = quantized(), torch.randn(64, 32).bfloat16()
     module.load_state_dict({"weight": weight, "bias": torch.zeros(64).bfloat16()}, assign=True)
     assert type(module.weight.data) is torch.Tensor
-    run(module, "current")
+    with pytest.warns(UserWarning, match="has become plain"):
+        run(module, "current")
 
 
 # Bytes
