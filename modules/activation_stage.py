@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from te_hal.dispatch import resolve
@@ -95,6 +96,14 @@ def check_activation(where: str, name: object, parameters: object) -> tuple[tupl
             accepted=f"a dict of numbers with keys among {', '.join(allowed)}" if allowed else f"None: {name} has none",
             todo="correct it",
         )
+    for key, value in given.items():
+        if not math.isfinite(value) or (key == "limit" and value < 0):
+            raise ArgumentError(
+                f"{where}: activation_params",
+                got=f"{key}={value!r}",
+                accepted="finite numbers, a limit of at least 0",
+                todo="correct it; a limit beyond all values clamps nothing",
+            )
     return tuple((key, float(value)) for key, value in sorted(given.items()))
 
 

@@ -59,7 +59,16 @@ def thd_sequences(
     queries = _packed(where, "q", given, query)
     if same and all(given.get(argument) is None for argument in _OF_KEYS) and key.shape[0] == query.shape[0]:
         return queries, queries
-    return queries, _packed(where, "kv", given, key)
+    keys = _packed(where, "kv", given, key)
+    counts = len(queries.lengths), len(keys.lengths)
+    if counts[0] != counts[1]:
+        raise ArgumentError(
+            f"{where}: cu_seqlens_kv",
+            got=f"{counts[1]} sequences of keys for {counts[0]} of queries",
+            accepted="as many of both, one of which may have no tokens",
+            todo="correct cu_seqlens_q or cu_seqlens_kv",
+        )
+    return queries, keys
 
 
 def _packed(where: str, name: str, given: dict[str, Any], tokens: torch.Tensor) -> Sequences:

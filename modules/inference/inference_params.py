@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,7 @@ from te_hal.modules.inference.step import Step
 from te_hal.schema.errors import ArgumentError, StateError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Mapping
 
 
 class InferenceParams:
@@ -145,7 +146,7 @@ class InferenceParams:
         Raises:
             StateError: it is not here: it was never named, or has left already.
         """
-        if sequence not in self.sequences:
+        if not isinstance(sequence, Hashable) or sequence not in self.sequences:
             raise StateError(
                 f"{type(self).__name__}.evict",
                 got=f"sequence {sequence!r}, which was never named or has left already",

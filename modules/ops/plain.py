@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -45,6 +46,15 @@ class Reshape(BasicOperation):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """A view where strides allow; a quantized one is dequantized."""
         check_input(self.label, input)
+        known = math.prod(size for size in self._shape if size >= 0)
+        whole = input.numel() == known if -1 not in self._shape else known and input.numel() % known == 0
+        if not whole:
+            raise ArgumentError(
+                f"{self.label}: input",
+                got=f"shape {tuple(input.shape)}",
+                accepted=f"as many values as shape {self._shape} has",
+                todo="check which op feeds this one",
+            )
         return dequantized(input).reshape(self._shape)
 
     def extra_repr(self) -> str:

@@ -10,6 +10,7 @@ import torch
 from te_hal.modules.ops.operation import FusibleOperation
 from te_hal.modules.ops.run import check_extra_inputs, run_operations
 from te_hal.modules.transforms import run_eagerly
+from te_hal.schema.errors import ArgumentTypeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,11 +23,22 @@ class Sequential(torch.nn.Sequential):
 
     Args:
         args: ops of te.ops and torch modules; or one dict from name to these.
+
+    Raises:
+        ArgumentTypeError: something else.
     """
 
     def __init__(self, *args: Any) -> None:  # noqa: ANN401 - modules, or a dict of them
         if len(args) == 1 and isinstance(args[0], dict):
             args = (OrderedDict(args[0]),)
+        wrong = [each for each in args if not isinstance(each, (torch.nn.Module, OrderedDict))]
+        if wrong:
+            raise ArgumentTypeError(
+                "Sequential",
+                got=f"a {type(wrong[0]).__name__}",
+                accepted="modules, or one dict of them",
+                todo="correct it",
+            )
         super().__init__(*args)
 
     def __iadd__(self, other: Iterable[torch.nn.Module]) -> Sequential:  # noqa: PYI034 - typing has Self from Python 3.11 on

@@ -260,3 +260,12 @@ def test_queries_keys_and_values_may_come_in_one_tensor(qkv_format, dim):
 def test_a_packed_tensor_that_does_not_fit_is_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         te.DotProductAttention(H, D)(**arguments)
+
+
+@pytest.mark.parametrize("ends", [[0, 9], [0, 4, 5, 9]], ids=["fewer", "more"])
+def test_keys_of_another_number_of_sequences_than_queries_are_refused(ends):
+    module = te.DotProductAttention(2, 8, qkv_format="thd", attn_mask_type="padding", attention_dropout=0.0)
+    x = torch.randn(9, 2, 8)
+    said = rf"cu_seqlens_kv: got {len(ends) - 1} sequences of keys for 2 of queries; accepted: as many of both"
+    with pytest.raises(ValueError, match=said):
+        module(x, x, x, cu_seqlens_q=torch.tensor([0, 4, 9]), cu_seqlens_kv=torch.tensor(ends))

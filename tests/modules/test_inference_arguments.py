@@ -99,6 +99,8 @@ def test_a_sequence_is_evicted_once():
         params.evict("b")
     with pytest.raises(RuntimeError, match="got sequence 'd'"):
         params.evict("d")
+    with pytest.raises(RuntimeError, match=r"evict: got sequence \['a'\]"):
+        params.evict(["a"])
 
 
 def test_a_sequence_that_comes_back_starts_anew():

@@ -74,3 +74,13 @@ def test_a_call_with_an_argument_that_nothing_reads_is_refused_by_name(argument)
 def test_a_quantized_gradient_behind_a_norm_is_refused_by_name():
     with pytest.raises(NotImplementedError, match="fp8_grad"):
         te.LayerNormLinear(32, 48)(torch.randn(8, 32), fp8_grad=True)
+
+
+@pytest.mark.parametrize(
+    "given", [{"limit": -1.0}, {"limit": float("nan")}, {"alpha": float("inf")}, {"glu_linear_offset": float("nan")}]
+)
+def test_a_parameter_of_an_activation_that_would_make_every_value_wrong_is_refused(given):
+    with pytest.raises(
+        ValueError, match=r"LayerNormMLP: activation_params.*accepted: finite numbers, a limit of at lea"
+    ):
+        te.LayerNormMLP(32, 64, activation="clamped_swiglu", activation_params=given)
