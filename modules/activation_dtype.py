@@ -55,6 +55,23 @@ def activation_dtype(module: str, input: torch.Tensor, **parameters: torch.Tenso
     return dtype
 
 
+def parameters_dtype(module: str, input: torch.Tensor, **parameters: torch.Tensor | None) -> torch.dtype:
+    """The activation dtype where the input follows the parameters, as in ``te.ops``: an input of another dtype is cast.
+
+    Args:
+        module: as in activation_dtype.
+        input: the same.
+        parameters: the same; the first one's dtype is that of all.
+
+    Raises:
+        ArgumentError: as there; parameters whose dtypes differ.
+    """
+    own = next((parameter.dtype for parameter in parameters.values() if parameter is not None), input.dtype)
+    if own is not input.dtype and own in FLOATS and input.dtype in FLOATS:
+        return activation_dtype(module, torch.empty(0, dtype=own, device=input.device), **parameters)
+    return activation_dtype(module, input, **parameters)
+
+
 #: Whether torch.autocast knows a device type, which stays what it is.
 _has_autocast = functools.cache(torch.amp.is_autocast_available)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
-from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed, plain_input
+from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed, parameters_dtype, plain_input
 from te_hal.modules.call_checks import check_call, check_parameter
 from te_hal.modules.norm_function import NormKey
 from te_hal.modules.normalization import Normalization
@@ -102,7 +102,7 @@ def operands_of(link: Link, place: Place, frame: Frame, read: Read) -> Operands:
         "weight": read.weight,
         "bias": None if link.bias is None else link.bias.bias,
     }
-    dtype = activation_dtype(label, place.input, **found)
+    dtype = (parameters_dtype if place.before is None else activation_dtype)(label, place.input, **found)
     given = _input_of(link, place, frame, dtype)
     gamma, beta, weight, bias = (None if each is None else cast_if_needed(each, dtype) for each in found.values())
     front: NormKey | ActivationKey | None = None

@@ -135,3 +135,30 @@ def test_a_state_that_transformer_engine_saved_for_an_op_loads():
     assert torch.equal(forward.amax_history[:, :2], arrays["history"])
     assert torch.equal(backward.scale[:1], back["scale"])
     assert torch.equal(backward.amax_history[:, :1], back["history"])
+
+
+@pytest.mark.parametrize("enabled", [False, True], ids=["plain", "fp8"])
+@pytest.mark.parametrize("normed", [False, True], ids=["linear", "norm_linear"])
+def test_an_input_of_another_dtype_is_cast_to_that_of_the_parameters(enabled, normed):
+    norm = [te.ops.LayerNorm(32, device="cpu", dtype=torch.bfloat16)] if normed else []
+    model = te.ops.Sequential(*norm, te.ops.Linear(32, 16, device="cpu", dtype=torch.bfloat16))
+    x = torch.randn(16, 32).requires_grad_()
+    cast = x.detach().bfloat16().requires_grad_()
+    found = []
+    for leaf in (x, cast):
+        model.zero_grad()
+        with te.autocast(enabled=enabled, recipe=recipe.Float8CurrentScaling()):
+            y = model(leaf)
+        y.sum().backward()
+        found.append([y.detach(), leaf.grad.bfloat16(), *(parameter.grad for parameter in model.parameters())])
+    assert found[0][0].dtype is torch.bfloat16
+    assert x.grad.dtype is torch.float32
+    for mine, theirs in zip(*found, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_parameters_of_two_dtypes_in_a_chain_are_refused_by_name():
+    dtypes = (torch.bfloat16, torch.float32)
+    model = te.ops.Sequential(*(te.ops.Linear(16, 16, device="cpu", dtype=dtype) for dtype in dtypes))
+    with pytest.raises(ValueError, match=r"input of torch\.bfloat16, weight of torch\.float32; accepted: one dtype"):
+        model(torch.randn(16, 16))
