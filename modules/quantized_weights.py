@@ -152,7 +152,7 @@ class QuantizedWeights:
             state_dict: what was loaded.
             prefix: of the module's keys.
         """
-        came_along = module.fp8_initialized
+        came_along = module.has_scaling_state
         for name, gemm in self.gemm_of.items():
             value, weight = state_dict.get(prefix + name), getattr(module, name)
             if self.recipe is None or not isinstance(weight, QuantizedTensor) or not isinstance(value, torch.Tensor):

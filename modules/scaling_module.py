@@ -179,6 +179,11 @@ class ScalingModule(Labelled, OptionalExtraState, torch.nn.Module):
         for scaling in self._scaling.values():
             yield from scaling.delayed_states().items()
 
+    @property
+    def has_scaling_state(self) -> bool:
+        """Whether there is any, that of a CustomRecipe included which was loaded and waits for its factory."""
+        return bool(self._scaling)
+
     def forget_scaling_state(self) -> None:
         """Start scaling state anew, as for weights that come from elsewhere."""
         self._scaling.clear()

@@ -122,6 +122,21 @@ def test_a_saved_model_resumes_bit_for_bit(name):
     assert equal(train(other, chosen, second, range(2, 4)), expected)
 
 
+@pytest.mark.parametrize("name", [*MIXED, "delayed"])
+def test_saving_what_was_loaded_gives_the_same_state_and_bytes(name):
+    chosen = recipe.CustomRecipe(qfactory=factories.delayed_scaling_factory) if name == "delayed" else custom(name)
+    module, other = made(chosen), made(chosen)
+    train(module, chosen, adam(module), range(2))
+    other.load_state_dict(module.state_dict())
+    assert torch.equal(other.get_extra_state(), module.get_extra_state())
+    found, expected = (tensors_held(each.weight) for each in (other, module))
+    assert equal(found, expected)
+
+
+def tensors_held(weight: te.QuantizedTensor) -> list[torch.Tensor]:
+    return [buffer for buffer in weight.quantized_storage.tensors() if buffer is not None]
+
+
 @EVERY
 def test_a_deep_copy_trains_apart(name):
     chosen = custom(name)
