@@ -92,7 +92,7 @@ class GroupedParameters:
             raise UnsupportedError(
                 f"{module.label}: single_grouped_weight",
                 got="a stacked weight inside quantized_model_init",
-                accepted="a weight for each product, which has a scale of its own",
+                accepted="a weight for each product: stacked ones would share a scale, or blocks that cross products",
                 todo="leave one of the two out",
             )
         with torch.no_grad():

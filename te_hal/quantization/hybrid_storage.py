@@ -43,6 +43,10 @@ class HybridKind(NamedTuple):
     columnwise: bool
     parts: tuple[object, object]
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Copies and pickles give the one object: kinds are compared by identity."""
+        return _kind, self.parts
+
     def __repr__(self) -> str:
         return f"hybrid({self.parts[0]!r}, {self.parts[1]!r})"
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 from custom_recipes import BF16, E4M3
@@ -88,6 +91,18 @@ def test_its_class_builds_it_again_from_its_metadata(name):
     assert again.kind is storage.kind
     assert torch.equal(again.dequantize(), storage.dequantize())
     assert again.get_usages() == storage.get_usages()
+
+
+@pytest.mark.parametrize(
+    "remake", [copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))], ids=["copy", "deepcopy", "pickle"]
+)
+@EVERY
+def test_a_copy_is_of_the_same_class_and_kind(name, remake):
+    storage, _ = both(name)
+    again = remake(storage)
+    assert type(again) is type(storage)
+    assert again.kind is storage.kind
+    assert torch.equal(again.dequantize(), storage.dequantize())
 
 
 @EVERY
