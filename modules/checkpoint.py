@@ -138,7 +138,7 @@ def _refuse(where: str, what: str) -> None:
 
 def _newest() -> int:
     """The number of a node that autograd makes now: in one thread they count up."""
-    with torch.enable_grad():
+    with torch.inference_mode(mode=False), torch.enable_grad():
         node = torch.empty(0, device="cpu", requires_grad=True).view(0).grad_fn
     return int(node._sequence_nr())  # type: ignore[union-attr] # noqa: SLF001 - made one; torch offers no other name
 

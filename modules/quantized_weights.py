@@ -219,7 +219,7 @@ def readable_weight(module: torch.nn.Module, label: str, weight: torch.Tensor) -
     """
     if not isinstance(weight, QuantizedTensor):
         if module.quantized_weights.gemm_of:  # type: ignore[union-attr] # of every module with gemms
-            _warn_of_plain(label, module.quantized_weights.recipe)
+            _warn_of_plain(label, module.quantized_weights.recipe)  # type: ignore[union-attr] # as above
         return weight
     frame = current_frame()
     if not frame.enabled or frame.recipe is None:

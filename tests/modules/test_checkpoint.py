@@ -183,6 +183,16 @@ def test_a_parameter_in_a_container_gets_its_gradient_beside_an_argument_that_ne
     assert torch.equal(held.grad, x)
 
 
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_without_gradients_it_is_a_plain_call(use_reentrant, context):
+    layer, x = te.Linear(16, 16), torch.randn(8, 16, requires_grad=True)
+    with context():
+        found, expected = te.checkpoint(layer, x, use_reentrant=use_reentrant), layer(x)
+    assert torch.equal(found, expected)
+    assert not found.requires_grad
+
+
 #: Functions of an input and a layer, some result of which is a parameter.
 PARAMETER_AMONG_RESULTS = {
     "a layer": lambda layer: layer,
