@@ -45,7 +45,7 @@ def check_redundant(
     given = arbitrary(where, mask, sizes, device)
     of_window = (visibility.window, visibility.offset, sizes[2:])
     known = None if given.is_inference() or isinstance(visibility.offset, torch.Tensor) else (given._version, of_window)  # noqa: SLF001 - torch has no public reader
-    if known is not None and _FOUND.get(given) == known:
+    if known is not None and _FOUND.get(given) == known:  # type: ignore[no-untyped-call]
         return
     hidden = visibility.everything_hidden(sizes, device)
     if bool((given if hidden is None else given & ~hidden).any()):

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 from te_hal.quantization.quantizer import OPS, CastKernels, Quantizer
 from te_hal.quantization.quantizer_arguments import check_amax_epsilon, check_values, wrong
 from te_hal.quantization.square_mxfp8 import quantize_squares
+from te_hal.schema.block_scales import scale_shape
 from te_hal.schema.errors import UnsupportedError
 from te_hal.schema.flags import check_flags
 from te_hal.schema.formats import ColumnwiseOrder, ScalingMode
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
 
     from te_hal.schema.formats import DType, ElementFormat
@@ -81,6 +84,15 @@ class BlockQuantizer(Quantizer):
             "columnwise_order": self.columnwise_order,
             **self.settings(),
         }
+
+    def get_scale_shape(self, shape: Iterable[int], columnwise: bool = False) -> tuple[int, ...]:
+        """Shape of the rowwise or the columnwise scales of a tensor of this shape."""
+        return scale_shape(self.mode, tuple(shape), rowwise=not columnwise)
+
+    def get_columnwise_shape(self, shape: Iterable[int]) -> tuple[int, ...]:
+        """Shape of the columnwise codes of a tensor of this shape."""
+        *leading, last = tuple(shape) or (1,)
+        return (last, *leading) if self.columnwise_order is ColumnwiseOrder.TRANSPOSED else (*leading, last)
 
     def calibrate(self, tensor: torch.Tensor) -> None:
         """Nothing to record: scales always come from the tensor at hand."""

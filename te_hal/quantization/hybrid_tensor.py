@@ -31,6 +31,16 @@ class HybridQuantizedTensor(QuantizedTensor):
     def _columnwise_storage(self) -> Any:  # noqa: ANN401
         return named_part(self._hybrid.columnwise)
 
+    @property
+    def rowwise_sub_storage(self) -> Any:  # noqa: ANN401
+        """The rowwise part, a storage by Transformer Engine's names; None where there is none."""
+        return self._rowwise_storage
+
+    @property
+    def columnwise_sub_storage(self) -> Any:  # noqa: ANN401
+        """The columnwise part, likewise."""
+        return self._columnwise_storage
+
     def _codes(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         codes: tuple[torch.Tensor | None, torch.Tensor | None] = named_storage(self._hybrid, None).get_data_tensors()
         return codes

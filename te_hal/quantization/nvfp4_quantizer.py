@@ -9,11 +9,15 @@ import torch
 from te_hal.quantization.amax_reduction import check_group, check_single_process
 from te_hal.quantization.block_quantizers import BlockQuantizer
 from te_hal.quantization.quantizer_arguments import wrong
+from te_hal.schema.block_scales import rows_and_cols
 from te_hal.schema.errors import UnsupportedError
 from te_hal.schema.flags import check_flags
 from te_hal.schema.formats import E2M1, DType, ScalingMode
+from te_hal.schema.nvfp4_layout import BLOCK
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch.distributed import ProcessGroup
 
 #: Arguments of Transformer Engine's that take one value here, and why.
@@ -109,6 +113,12 @@ class NVFP4Quantizer(BlockQuantizer):
     def with_2d_quantization(self) -> bool:
         """Whether 16x16 squares share a scale."""
         return self.mode is ScalingMode.NVFP4_16X16
+
+    def get_scale_shape(self, shape: Iterable[int], columnwise: bool = False) -> tuple[int, ...]:
+        """Shape of the scales of a tensor of this shape, as NVFP4Tensor shows them: padded to multiples of (128, 4)."""
+        rows, cols = rows_and_cols(tuple(shape))
+        outer, summed = (cols, rows) if columnwise else (rows, cols)
+        return -(-outer // 128) * 128, -(-summed // (4 * BLOCK)) * 4
 
     def settings(self) -> dict[str, Any]:
         """What else the cast takes: a new seed for each, where it rounds stochastically."""

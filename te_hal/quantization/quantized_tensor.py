@@ -189,7 +189,8 @@ class QuantizedTensor(SeparateBuffers, TeNames, torch.Tensor):
             self.quantize_(value)
             return
         with torch.no_grad():
-            self.data = self._own_quantizer()(value)
+            quantizer, usages = self._own_quantizer(), self.get_usages()
+            self.data = wrap(quantizer.quantize_storage(value, **usages), quantizer=quantizer)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - see below; other names are not there
         """The two functions of a weight whose initial value was preserved (quantized_model_init)."""

@@ -58,7 +58,7 @@ class CustomRecipe(Recipe):
         """By fields; factories of one key count as one."""
         if type(other) is not type(self):
             return NotImplemented
-        return _compared(self) == _compared(other)  # type: ignore[arg-type] # of this class
+        return _compared(self) == _compared(other)
 
     __hash__ = None  # type: ignore[assignment] # as of all recipes, which are mutable
 

@@ -83,3 +83,31 @@ def test_without_the_transform_the_sign_mask_says_nothing():
     torch.manual_seed(0)
     without = te.NVFP4Quantizer(with_random_sign_mask=False)(x)
     assert torch.equal(without._rowwise_data, te.NVFP4Quantizer()(x)._rowwise_data)
+
+
+SHAPED = {
+    "1x128": lambda: te.Float8BlockQuantizer(E4M3, block_scaling_dim=1),
+    "128x128": lambda: te.Float8BlockQuantizer(E4M3, block_scaling_dim=2),
+    "mxfp8": lambda: te.MXFP8Quantizer(E4M3),
+    "mtfp8": lambda: te.MTFP8Quantizer(E4M3),
+    "nvfp4": te.NVFP4Quantizer,
+    "nvfp4 in squares": lambda: te.NVFP4Quantizer(with_2d_quantization=True),
+}
+
+
+@pytest.mark.parametrize("shape", [(64, 96), (4, 32, 256), (1024, 16)], ids=str)
+@pytest.mark.parametrize("kind", SHAPED)
+def test_a_quantizer_tells_the_shapes_that_its_tensors_have(kind, shape):
+    quantizer = SHAPED[kind]()
+    q = quantizer(torch.randn(shape))
+    assert quantizer.get_scale_shape(shape) == q._rowwise_scale_inv.shape
+    assert quantizer.get_scale_shape(shape, columnwise=True) == q._columnwise_scale_inv.shape
+    if "nvfp4" not in kind:  # whose codes lie two in a byte
+        assert quantizer.get_columnwise_shape(shape) == q._columnwise_data.shape
+
+
+def test_the_parts_of_a_hybrid_tensor_have_their_public_names():
+    quantizer = te.HybridQuantizer(rowwise_quantizer=te.MXFP8Quantizer(E4M3), columnwise_quantizer=te.NVFP4Quantizer())
+    q = quantizer(torch.randn(64, 64))
+    assert isinstance(q.rowwise_sub_storage, te.MXFP8TensorStorage)
+    assert isinstance(q.columnwise_sub_storage, te.NVFP4TensorStorage)
