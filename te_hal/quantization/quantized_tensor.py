@@ -190,7 +190,10 @@ class QuantizedTensor(SeparateBuffers, TeNames, torch.Tensor):
             return
         with torch.no_grad():
             quantizer, usages = self._own_quantizer(), self.get_usages()
-            self.data = wrap(quantizer.quantize_storage(value, **usages), quantizer=quantizer)
+            self.data = wrap(
+                quantizer.quantize_storage(value, rowwise=usages["rowwise"], columnwise=usages["columnwise"]),
+                quantizer=quantizer,
+            )
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - see below; other names are not there
         """The two functions of a weight whose initial value was preserved (quantized_model_init)."""
