@@ -29,6 +29,7 @@ from te_hal.quantization.quantized_tensor import QuantizedTensor
 from te_hal.quantization.quantizer import Quantizer
 from te_hal.quantization.quantizer_request import DelayedScalingRequest, QuantizerRequest
 from te_hal.quantization.quantizer_role import QuantizerRole
+from te_hal.quantization.raw_data import replace_raw_data
 from te_hal.quantization.slots import FP8BwdTensorIdx, FP8FwdTensorIdx
 from te_hal.quantization.te_part_storages import HybridQuantizedTensorStorage, IdentityTensorStorage
 from te_hal.quantization.te_storages import (
@@ -85,4 +86,5 @@ __all__ = [
     "is_mxfp8_available",
     "is_nvfp4_available",
     "quantized_model_init",
+    "replace_raw_data",
 ]
