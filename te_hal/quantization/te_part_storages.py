@@ -9,7 +9,8 @@ import torch
 from te_hal.quantization.hybrid_storage import HybridMode, HybridStorage
 from te_hal.quantization.identity_storage import IdentityMode, IdentityStorage
 from te_hal.quantization.quantizer_arguments import check_identity_usages, dropped_usages
-from te_hal.quantization.te_storages import StorageMethods, TensorsToo, te_storage
+from te_hal.quantization.te_storage_methods import StorageMethods, TensorsToo
+from te_hal.quantization.te_storages import te_storage
 from te_hal.schema.errors import ArgumentTypeError
 
 if TYPE_CHECKING:
