@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Event, Lock
 from typing import TYPE_CHECKING
@@ -55,8 +56,14 @@ def run_together(commands: Sequence[Sequence[str]]) -> Generator[Ended, None, No
         with starting:
             for process in started:
                 if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
+                    _kill(process)
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """With what it started. One that its own thread has seen end since has no group any more."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _start(command: Sequence[str]) -> subprocess.Popen[str]:

@@ -101,7 +101,7 @@ class _Placing:
     def _tensor(self, value: torch.Tensor) -> torch.Tensor:
         if id(value) not in self.known:
             memory = self.memory if value.dim() or self.memory == "offset" else "dense"
-            if memory == "far" and (value.dim() < 2 or value.shape[0] < 2 or not value.numel() or self.written):  # noqa: PLR2004
+            if memory == "far" and (self.written or not _can_be_far(value)):
                 memory = "dense"
             self.known[id(value)] = self._far(value) if memory == "far" else self._near(value, memory)
         return self.known[id(value)]
@@ -153,12 +153,21 @@ def _extent(shape: torch.Size, strides: tuple[int, ...]) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
+def _can_be_far(value: torch.Tensor) -> bool:
+    return value.dim() > 1 and value.shape[0] > 1 and value.numel() > 0
+
+
 def has_room(device: torch.device, arguments: Mapping[str, Any]) -> bool:
-    """Whether the memory that "far" operands reserve is there; on a host none of it is touched but their elements."""
-    largest = max((t.element_size() for t in arguments.values() if isinstance(t, torch.Tensor)), default=0)
-    needed = 3 * _FAR * max(largest, 1)
+    """Whether the memory that "far" operands reserve is there: twice all of them, for the call and its repetition.
+
+    On a host only their elements are touched, and each needs its addresses.
+    """
+    given = [item for value in arguments.values() for item in (value if isinstance(value, list | tuple) else [value])]
+    tensors = [t for item in given for t in (item.tensors() if isinstance(item, QuantizedStorage) else (item,))]
+    sizes = [_FAR * t.element_size() for t in tensors if isinstance(t, torch.Tensor) and _can_be_far(t)]
     if device.type == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") > needed // 2
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") > max(sizes, default=0)
     module = torch.get_device_module(device)
+    module.empty_cache()
     free, _ = module.mem_get_info(device)
-    return bool(free > needed)
+    return bool(free > 2 * sum(sizes))

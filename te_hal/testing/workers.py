@@ -58,13 +58,15 @@ def run_cases(
         tested = subject.prepare()
         yield from (run_case(tested, case) for case in cases)
         return
-    waiting = list(reversed(cases))
+    # Operands that lie far apart reserve much of a device: one process alone has them, and the memory that it keeps.
+    far = [case for case in reversed(cases) if case.words["memory"] == "far"]
+    near = [case for case in reversed(cases) if case.words["memory"] != "far"]
     workers = [first or Worker(subject, jobs)]
     workers += [Worker(subject, jobs) for _ in range(min(jobs, len(cases)) - 1)]
     try:
-        while waiting or any(worker.case for worker in workers):
-            for worker in workers:
-                worker.give(waiting, timeout)
+        while far or near or any(worker.case for worker in workers):
+            for index, worker in enumerate(workers):
+                worker.give(far if far and index == 0 else near, timeout)
             wait([w.pipe for w in workers if w.case] + [w.process.sentinel for w in workers], timeout=0.5)
             for index, worker in enumerate(workers):
                 outcome = worker.take()

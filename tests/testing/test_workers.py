@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from te_hal.schema.errors import ArgumentError, BackendNotFoundError
@@ -31,3 +33,15 @@ def test_a_backend_that_is_not_there_ends_the_run_at_once():
 def test_a_factory_that_is_not_there_is_refused():
     with pytest.raises(ArgumentError, match="module:function"):
         Subject("mine", factory="crashing_backend:nothing").prepare()
+
+
+def test_one_process_alone_has_the_operands_that_lie_far_apart():
+    """Of a device's memory they may take a third; several processes at once would run out of it."""
+    far = [f"amax:shape={shape},memory=far" for shape in ("13x37", "3x5x7", "16x64")]
+    cases = [Case.of(text) for text in ("amax:shape=13x37", *far, "amax:shape=3x5x7", "amax:shape=16x64")]
+    subject = Subject("faulty", factory="crashing_backend:create_backend")
+    outcomes = {outcome.case: outcome for outcome in run_cases(subject, cases, jobs=2)}
+    assert set(outcomes) == {case.id for case in cases}
+    said = [finding.sentence for text in far for finding in outcomes[Case.of(text).id].findings]
+    assert len(said) >= len(far)
+    assert len({re.search(r"in process \d+", sentence)[0] for sentence in said}) == 1

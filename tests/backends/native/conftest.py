@@ -25,7 +25,7 @@ def _one_thread_of_torch() -> Iterator[None]:
 
 #: A machine without a GPU has no tests for one, rather than hundreds of skips.
 GPU = ["cuda"] if torch.cuda.is_available() else []
-collect_ignore = [] if GPU else ["test_streams.py"]
+collect_ignore = [] if GPU else ["test_graphs.py", "test_streams.py"]
 
 
 @pytest.fixture(params=["emulator", *GPU])
