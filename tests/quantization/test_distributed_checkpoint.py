@@ -11,7 +11,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import te_hal.modules as te
 from te_hal import recipe
+from te_hal.quantization import quantizer_factories
 from te_hal.quantization.hybrid_tensor import rebuild_hybrid_tensor
+from te_hal.quantization.identity_tensor import rebuild_identity_tensor
 from te_hal.quantization.quantized_tensor import rebuild_quantized_tensor
 from te_hal.schema.errors import UnsupportedError
 
@@ -25,6 +27,7 @@ QUANTIZERS = {
     "mxfp8": lambda: te.MXFP8Quantizer(E4M3),
     "mtfp8": lambda: te.MTFP8Quantizer(E4M3),
     "nvfp4": te.NVFP4Quantizer,
+    "identity": te.IdentityQuantizer,
     "hybrid": lambda: te.HybridQuantizer(
         rowwise_quantizer=te.MXFP8Quantizer(E4M3), columnwise_quantizer=te.NVFP4Quantizer()
     ),
@@ -34,6 +37,9 @@ RECIPES = {
     "block": recipe.Float8BlockScaling,
     "mxfp8": recipe.MXFP8BlockScaling,
     "nvfp4": recipe.NVFP4BlockScaling,
+    "two parts": lambda: recipe.CustomRecipe(qfactory=quantizer_factories.mxfp8_fwd_nvfp4_bwd_factory),
+    "requests": lambda: recipe.CustomRecipe(qfactory=quantizer_factories.delayed_scaling_factory),
+    "high precision": lambda: recipe.CustomRecipe(qfactory=quantizer_factories.high_precision_factory),
 }
 
 
@@ -42,7 +48,7 @@ def save(state: dict[str, object], path: Path) -> None:
 
 
 def load(state: dict[str, object], path: Path) -> None:
-    with torch.serialization.safe_globals([rebuild_quantized_tensor, rebuild_hybrid_tensor]):
+    with torch.serialization.safe_globals([rebuild_quantized_tensor, rebuild_hybrid_tensor, rebuild_identity_tensor]):
         dcp.load(state, checkpoint_id=path, no_dist=True)
 
 
