@@ -64,4 +64,13 @@ CASES = {
             "ffi/test_threads.py::test_threads_that_call_kernels_at_once_get_their_own_results",
         ),
     ),
+    "B104": Case(
+        "torch.compile around modules",
+        (
+            "modules/test_compile.py::test_a_module_breaks_the_graph_once_since_it_runs_as_it_stands",
+            "modules/test_compile.py::test_every_module_and_op_is_among_these",
+            "modules/test_torch_interop.py::test_torch_compile_runs_modules_as_they_stand",
+            "modules/test_torch_interop.py::test_fullgraph_says_that_a_module_cannot_be_compiled",
+        ),
+    ),
 }

@@ -153,6 +153,11 @@ class DotProductAttention(Labelled, OptionalExtraState, torch.nn.Module):
         else:
             self.register_buffer("softmax_offset", zeros, persistent=False)
 
+    def reset_parameters(self) -> None:
+        """Fill ``softmax_offset``, where there is one, with what it starts with, in place, as after ``to_empty``."""
+        if self.softmax_offset is not None:
+            torch.nn.init.zeros_(self.softmax_offset)
+
     @run_eagerly
     @recomputable
     def forward(  # noqa: D417 - arguments of later features are named together

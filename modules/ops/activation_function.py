@@ -97,4 +97,4 @@ class ActivationFunction(torch.autograd.Function):
         grad = dequantized(grad_output)
         if isinstance(kept, QuantizedStorage):
             kept = te_hal.ops.dequantize(kept, out_dtype=plan.key.dtype)
-        return plan.backward(grad.contiguous(), kept), None, None, None  # type: ignore[arg-type] # a tensor
+        return plan.backward(grad.contiguous(), kept), None, None, None

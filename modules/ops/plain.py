@@ -41,14 +41,14 @@ class Reshape(BasicOperation):
         sizes = tuple(shape) if isinstance(shape, (list, tuple)) else (shape,)
         if not all(type(size) is int and size >= -1 for size in sizes) or sizes.count(-1) > 1:
             raise ArgumentError("Reshape: shape", got=repr(shape), accepted="sizes, at most one -1", todo="correct it")
-        self._shape = sizes
+        self._shape, self._open = sizes, -1 in sizes
+        self._known = math.prod(size for size in sizes if size >= 0)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """A view where strides allow; a quantized one is dequantized."""
         check_input(self.label, input)
-        known = math.prod(size for size in self._shape if size >= 0)
-        whole = input.numel() == known if -1 not in self._shape else known and input.numel() % known == 0
-        if not whole:
+        count, known = input.numel(), self._known
+        if (known == 0 or count % known) if self._open else count != known:
             raise ArgumentError(
                 f"{self.label}: input",
                 got=f"shape {tuple(input.shape)}",

@@ -24,6 +24,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # the compiler's, of its own 
 ROWS = (32, 16)
 HEADS = (4, 2, 2, 8)
 MASK = torch.ones(32, 2, dtype=torch.bool)
+PROBS, CHUNKS = torch.full((32, 2), 0.5), torch.tensor([18, 13, 1])
+ORDER = torch.tensor([2, 0, 1])
 
 
 def converted(layer: nn.Module) -> nn.Module:
@@ -65,7 +67,34 @@ AS_THEY_STAND: dict[str, tuple[Callable[[], Any], tuple[int, ...], Callable[[tor
         ROWS,
         lambda _: (MASK[:, 0].long(),),
     ),
+    "moe_permute_with_probs": (lambda: te.moe_permute_with_probs, ROWS, lambda _: (PROBS, MASK)),
+    "moe_permute_and_pad_with_probs": (
+        lambda: te.moe_permute_and_pad_with_probs,
+        ROWS,
+        lambda _: (PROBS, MASK, MASK.sum(0), 40),
+    ),
+    "moe_sort_chunks_by_index": (lambda: te.moe_sort_chunks_by_index, ROWS, lambda _: (CHUNKS, ORDER)),
+    "moe_sort_chunks_by_index_with_probs": (
+        lambda: te.moe_sort_chunks_by_index_with_probs,
+        ROWS,
+        lambda _: (PROBS[:, 0], CHUNKS, ORDER),
+    ),
+    "a decoder": (
+        lambda: te.TransformerLayer(16, 32, 2, layer_type="decoder", hidden_dropout=0.0, attention_dropout=0.0),
+        (4, 2, 16),
+        lambda _: (None, None, None, None, torch.ones(3, 2, 16)),
+    ),
     "Sequential": (lambda: te.ops.Sequential(te.ops.LayerNorm(16), te.ops.Linear(16, 16)), ROWS, lambda _: ()),
+    "ops.Linear": (lambda: te.ops.Linear(16, 16), ROWS, lambda _: ()),
+    "ops.BasicLinear": (lambda: te.ops.BasicLinear(16, 16), ROWS, lambda _: ()),
+    "ops.GroupedLinear": (lambda: te.ops.GroupedLinear(2, 16, 16), ROWS, lambda _: ([16, 16],)),
+    "ops.LayerNorm": (lambda: te.ops.LayerNorm(16), ROWS, lambda _: ()),
+    "ops.RMSNorm": (lambda: te.ops.RMSNorm(16), ROWS, lambda _: ()),
+    "ops.GELU": (te.ops.GELU, ROWS, lambda _: ()),
+    "ops.SwiGLU": (te.ops.SwiGLU, ROWS, lambda _: ()),
+    "ops.ScaledSwiGLU": (te.ops.ScaledSwiGLU, ROWS, lambda _: (PROBS[:, 0],)),
+    "ops.Quantize": (te.ops.Quantize, ROWS, lambda _: ()),
+    "ops.Bias": (lambda: te.ops.Bias(16), ROWS, lambda _: ()),
     "a converted nn.MultiheadAttention": (
         lambda: converted(nn.MultiheadAttention(16, 2)),
         (4, 2, 16),
@@ -74,11 +103,18 @@ AS_THEY_STAND: dict[str, tuple[Callable[[], Any], tuple[int, ...], Callable[[tor
     "a converted nn.TransformerEncoderLayer": (encoder_layer, (4, 2, 16), lambda _: ()),
 }
 
-ANGLES = te.RotaryPositionEmbedding(8)
+ANGLES, ADDS = te.RotaryPositionEmbedding(8), te.ops.AddExtraInput()
 
 #: Compositions of torch's operations, which a compiler may take apart.
 IN_ONE_GRAPH: dict[str, Callable[[torch.Tensor], Any]] = {
     "RotaryPositionEmbedding": lambda x: ANGLES(4) + x.sum(),
+    "ops.L2Normalization": te.ops.L2Normalization(),
+    "ops.Identity": te.ops.Identity(),
+    "ops.Reshape": te.ops.Reshape((-1, 8)),
+    "ops.Dropout": te.ops.Dropout(0.0),
+    "ops.ConstantScale": te.ops.ConstantScale(2.0),
+    "ops.AddExtraInput": lambda x: ADDS(x, x),
+    "ops.MakeExtraOutput": te.ops.MakeExtraOutput(),
     "fused_topk": lambda x: fused_topk_with_score_function(x, 2, False, None, None, None, "softmax", None),
     "fused_compute_score": lambda x: fused_compute_score_for_moe_aux_loss(x, 2, "sigmoid"),
     "fused_moe_aux_loss": lambda x: fused_moe_aux_loss(x, torch.ones(16), 32, 16, 2, 0.1),
@@ -118,3 +154,27 @@ def test_what_torch_computes_anyway_is_one_graph(name: str) -> None:
     function, x = IN_ONE_GRAPH[name], torch.rand(ROWS)
     compiled = torch.compile(function, backend="eager", fullgraph=True)
     assert all(map(torch.equal, flat(compiled(x)), flat(function(x))))
+
+
+#: Ops that are another under a name of their own: the same forward.
+ALIKE = {
+    *("GEGLU", "GLU", "QGEGLU", "QGELU", "ReGLU", "ReLU", "SReGLU", "SReLU", "SiLU", "SiTUGLU", "ClampedSwiGLU"),
+    *("ScaledClampedQGeGLU", "ScaledSReLU", "ScaledSiTUGLU"),
+}
+#: Refused everywhere but in a group of one process, where they do nothing; and what is no op to run by itself.
+WITHOUT_A_GRAPH = {"AllGather", "AllReduce", "ReduceScatter", "BasicOperation", "FusedOperation", "FusibleOperation"}
+
+
+def test_every_module_and_op_is_among_these() -> None:
+    def modules(where: Any, names: list[str]) -> set[str]:
+        return {
+            name for name in names if isinstance(kind := getattr(where, name), type) and issubclass(kind, nn.Module)
+        }
+
+    covered = {name.removeprefix("ops.") for name in (*AS_THEY_STAND, *IN_ONE_GRAPH)}
+    assert modules(te, te.__all__) <= covered
+    assert modules(te.ops, te.ops.__all__) - ALIKE - WITHOUT_A_GRAPH <= covered
+    assert {name for name in te.__all__ if name.startswith("moe_")} <= covered
+    for name in ALIKE:
+        forward = getattr(te.ops, name).forward
+        assert forward in {getattr(te.ops, known).forward for known in ("GELU", "SwiGLU", "ScaledSwiGLU")}, name

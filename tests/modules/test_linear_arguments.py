@@ -264,13 +264,6 @@ def test_a_backend_chosen_by_name_leaves_a_module_on_meta_that_is_made_there():
     assert all(parameter.is_meta for parameter in layer.parameters())
 
 
-@pytest.mark.parametrize("name", ["NVFP4TensorStorage", "newton_schulz"])
-def test_a_name_of_transformer_engine_that_is_not_built_says_so_and_hasattr_says_no(name):
-    with pytest.raises(NotImplementedError, match=f"te_hal.modules.{name}: got a name that is not built yet"):
-        getattr(te, name)
-    assert not hasattr(te, name)
-
-
 def test_a_name_that_nobody_has_is_a_plain_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'Lineal'") as caught:
         te.Lineal  # noqa: B018 - looking it up is the point
