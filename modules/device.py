@@ -36,12 +36,12 @@ def first_reset(module: Any) -> None:  # noqa: ANN401 - a module with reset_para
 
 
 def make_real(module: torch.nn.Module, *, wait: bool) -> None:
-    """Give parameters on ``meta`` memory on the current backend's device, as they are about to be filled.
+    """Give parameters and buffers on ``meta`` memory on the current backend's device, as they are about to be filled.
 
     Under ``torch.device("meta")`` that device is ``meta`` as well, and nothing happens.
 
     Args:
-        module: whose own parameters.
+        module: whose own.
         wait: leave them on ``meta``.
 
     Raises:
@@ -49,7 +49,8 @@ def make_real(module: torch.nn.Module, *, wait: bool) -> None:
     """
     check_flags("reset_parameters", {"defer_init": wait})
     device = parameter_device(None)
-    if not wait and device.type != "meta" and any(parameter.is_meta for parameter in module.parameters(recurse=False)):
+    own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    if not wait and device.type != "meta" and any(tensor.is_meta for tensor in own):
         module.to_empty(device=device, recurse=False)
 
 

@@ -25,7 +25,7 @@ from te_hal.modules.attention.sizes import (
 from te_hal.modules.attention.softmax_type import LEARNABLE, VANILLA, check_softmax_type
 from te_hal.modules.attention.visibility import check_window, is_bottom_right
 from te_hal.modules.attention.with_cache import attention_with_cache
-from te_hal.modules.device import parameter_device
+from te_hal.modules.device import make_real, parameter_device
 from te_hal.modules.label import Labelled
 from te_hal.modules.plan_cache import PlanCache
 from te_hal.modules.recompute import recomputable
@@ -153,8 +153,13 @@ class DotProductAttention(Labelled, OptionalExtraState, torch.nn.Module):
         else:
             self.register_buffer("softmax_offset", zeros, persistent=False)
 
-    def reset_parameters(self) -> None:
-        """Fill ``softmax_offset``, where there is one, with what it starts with, in place, as after ``to_empty``."""
+    def reset_parameters(self, defer_init: bool = False) -> None:
+        """Fill ``softmax_offset``, where there is one, with what it starts with, in place.
+
+        Args:
+            defer_init: on ``meta`` it stays there. Otherwise it gets memory on the current backend's device.
+        """
+        make_real(self, wait=defer_init)
         if self.softmax_offset is not None:
             torch.nn.init.zeros_(self.softmax_offset)
 

@@ -37,15 +37,17 @@ MODULES: dict[str, Callable[..., torch.nn.Module]] = {
 }
 
 
+@pytest.mark.parametrize("emptied", [True, False], ids=["to_empty first", "reset_parameters alone"])
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_made_on_meta_is_filled_elsewhere_as_if_it_was_made_there(name):
+def test_a_module_made_on_meta_is_filled_elsewhere_as_if_it_was_made_there(name, emptied):
     torch.manual_seed(1)
     expected = MODULES[name]()
     later = MODULES[name](device="meta")
     assert all(parameter.is_meta for parameter in later.parameters())
-    later.to_empty(device="cpu")
-    for tensor in (*later.parameters(), *later.buffers()):
-        torch.nn.init.constant_(tensor, torch.nan)
+    if emptied:
+        later.to_empty(device="cpu")
+        for tensor in (*later.parameters(), *later.buffers()):
+            torch.nn.init.constant_(tensor, torch.nan)
     torch.manual_seed(1)
     for part in later.modules():
         if hasattr(part, "reset_parameters"):
