@@ -102,17 +102,18 @@ class RotaryPositionEmbedding(torch.nn.Module):
             ArgumentError: no positive ``max_seq_len``, or an ``offset`` that is no int.
         """
         kind = type(self).__name__
-        if isinstance(max_seq_len, torch.Tensor) and max_seq_len.numel() == 1:
-            max_seq_len = max_seq_len.item()
-        check_size(f"{kind}: max_seq_len", max_seq_len)
+        given = (
+            max_seq_len.item() if isinstance(max_seq_len, torch.Tensor) and max_seq_len.numel() == 1 else max_seq_len
+        )
+        length = check_size(f"{kind}: max_seq_len", given)
         if isinstance(offset, bool) or not isinstance(offset, int):
             raise ArgumentError(f"{kind}: offset", got=repr(offset), accepted="an int", todo="correct it")
         device = self.inv_freq.device
-        positions = torch.arange(max_seq_len, dtype=torch.float32, device=device) + offset
-        positions = positions * self._squeeze(max_seq_len)
+        positions = torch.arange(length, dtype=torch.float32, device=device) + offset
+        positions = positions * self._squeeze(length)
         angles = positions.unsqueeze(1) * self.inv_freq
         both = torch.stack((angles, angles), -1) if self.interleaved else torch.cat((angles, angles), -1)
-        return both.reshape(max_seq_len, 1, 1, self.rotated)
+        return both.reshape(length, 1, 1, self.rotated)
 
     def _squeeze(self, max_seq_len: int) -> float:
         factor, pretrained = self.seq_len_interpolation_factor, self.pretrained_max_position_embeddings

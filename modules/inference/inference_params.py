@@ -39,8 +39,8 @@ class InferenceParams:
         total_num_pages: how many; None: enough for ``max_batch_size`` sequences of full length.
         page_size: tokens of a page; needed with ``is_paged``.
         max_ctx_len: the most new tokens of a sequence in a step; None: ``max_sequence_length``.
-        qkv_format: of what layers are called with: "bshd", "sbhd" (new tokens at the front of each sequence's row) or
-            "thd" (all new tokens in one row).
+        qkv_format: of what layers are called with: "bshd" or "sbhd", which stand for both (new tokens at the front of
+            each sequence's row), or "thd" (all new tokens in one row).
         custom_cache_manager: refused: the two layouts here are all there is.
 
     Attributes:
@@ -259,9 +259,10 @@ class InferenceParams:
         return layer.read(step)
 
     def _check_new(self, where: str, new_k: torch.Tensor, new_v: torch.Tensor, qkv_format: str, step: Step) -> None:
-        if qkv_format != self.qkv_format:
+        if (qkv_format == "thd") is not (self.qkv_format == "thd"):  # the others differ by a transpose alone
+            accepted = repr(self.qkv_format) if self.qkv_format == "thd" else "'bshd' or 'sbhd'"
             raise ArgumentError(
-                f"{where}: qkv_format", got=repr(qkv_format), accepted=repr(self.qkv_format), todo="make both the same"
+                f"{where}: qkv_format", got=repr(qkv_format), accepted=accepted, todo="make both the same"
             )
         check_tensor(f"{where}: keys", new_k)
         check_tensor(f"{where}: values", new_v)
@@ -274,13 +275,13 @@ class InferenceParams:
             )
         for name, tensor, channels in (("keys", new_k, self.head_dim_k), ("values", new_v, self.head_dim_v)):
             tail = (self.num_heads_kv, channels)
-            rank = len(self.qkv_format)
-            held = tensor.dim() == rank and tuple(tensor.shape[-2:]) == tail and step.fits(tensor, self.qkv_format)
+            rank = len(qkv_format)
+            held = tensor.dim() == rank and tuple(tensor.shape[-2:]) == tail and step.fits(tensor, qkv_format)
             if tensor.dtype is not self.dtype or not held:
                 raise ArgumentError(
                     f"{where}: {name}",
                     got=f"{tensor.dtype} {tuple(tensor.shape)} for new tokens {step.new}",
-                    accepted=f"{self.dtype} [{step.lead(self.qkv_format)}, {tail[0]}, {tail[1]}]",
+                    accepted=f"{self.dtype} [{step.lead(qkv_format)}, {tail[0]}, {tail[1]}]",
                     todo="feed the batch that pre_step announced, or make the cache for this model",
                 )
 

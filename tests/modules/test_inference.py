@@ -52,6 +52,26 @@ def test_prefill_and_decode_give_what_the_whole_sequence_gives(qkv_format, layou
         torch.testing.assert_close(generation.output(name), whole(stack, tokens), **CLOSE)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("of_layer", ["bshd", "sbhd"])
+def test_a_cache_of_rows_serves_layers_whichever_dimension_is_first(of_layer, layout):
+    layer = te.MultiheadAttention(HIDDEN, HEADS, layer_number=1, qkv_format=of_layer, attn_mask_type="causal").eval()
+    found = []
+    rows = torch.randn(2, 7, HIDDEN)
+    for of_cache in ("bshd", "sbhd"):
+        params, outputs = cache(num_heads_kv=HEADS, qkv_format=of_cache, **LAYOUTS[layout]), []
+        for new in rows.split([4, 1, 2], 1):
+            params.pre_step({"a": new.shape[1], "b": new.shape[1]})
+            with torch.no_grad():
+                output = layer(new if of_layer == "bshd" else new.transpose(0, 1), inference_params=params)
+            outputs.append(output if of_layer == "bshd" else output.transpose(0, 1))
+        found.append(torch.cat(outputs, 1))
+    with torch.no_grad():
+        exact = layer(rows if of_layer == "bshd" else rows.transpose(0, 1))
+    assert torch.equal(*found)
+    torch.testing.assert_close(found[0], exact if of_layer == "bshd" else exact.transpose(0, 1), **CLOSE)
+
+
 FEATURES = {
     "window": {"window_size": (3, 0)},
     "norms of queries and keys": {"qk_norm_type": "RMSNorm"},

@@ -234,8 +234,19 @@ CALLS = {
     "lengths": ({"cu_seqlens_q": torch.tensor([0, 2])}, ValueError, "cu_seqlens_q: got a value beside"),
     "diagonal": ({"bottom_right_diagonal": True}, ValueError, "bottom_right_diagonal: got a value beside"),
     "arbitrary": ({"attn_mask_type": "arbitrary"}, ValueError, "attn_mask_type: got 'arbitrary' with inference_params"),
-    "format": ({"qkv_format": "sbhd"}, ValueError, "qkv_format: got 'sbhd'; accepted: 'bshd'"),
 }
+
+
+@pytest.mark.parametrize(
+    ("of_cache", "of_layer", "accepted"), [("bshd", "thd", "'bshd' or 'sbhd'"), ("thd", "sbhd", "'thd'")]
+)
+def test_packed_tokens_and_a_cache_of_rows_are_refused_and_the_other_way_round(of_cache, of_layer, accepted):
+    params = cache(qkv_format=of_cache)
+    params.pre_step({"a": 2})
+    new = torch.zeros(2, 1, HEADS, CHANNELS).flatten(0, 4 - len(of_layer))
+    module = te.DotProductAttention(HEADS, CHANNELS, GROUPS, qkv_format=of_layer, layer_number=1)
+    with pytest.raises(ValueError, match=f"qkv_format: got '{of_layer}'; accepted: {accepted}"):
+        module(new, new[..., :GROUPS, :], new[..., :GROUPS, :], inference_params=params)
 
 
 @pytest.mark.parametrize("name", CALLS)
