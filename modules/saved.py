@@ -5,18 +5,18 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from te_hal.quantization.hybrid_storage import HybridStorage
+from te_hal.quantization.identity_storage import IdentityStorage
 from te_hal.schema.errors import ArgumentError
 from te_hal.schema.flags import check_flags
-from te_hal.schema.storage import QuantizedStorage
+from te_hal.schema.storage import QuantizedStorage, StorageKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import torch
 
-    from te_hal.schema.storage import StorageKind
-
-    Saveable = torch.Tensor | QuantizedStorage | None
+    Saveable = torch.Tensor | QuantizedStorage | HybridStorage | IdentityStorage | None
     Rebuild = Callable[[Sequence[torch.Tensor | None]], Saveable]
 
 _BUFFERS = 4  #: of a storage
@@ -26,8 +26,8 @@ def prepare_for_saving(*values: Saveable) -> tuple[list[torch.Tensor | None], li
     """Take values apart.
 
     Returns:
-        Four tensors (or None) per storage and one per tensor, for ``ctx.save_for_backward``, and one function per
-        value that puts it together again. The functions hold no tensor.
+        Tensors (or None) for ``ctx.save_for_backward``: four per storage, eight per one of two parts, one per tensor;
+        and one function per value that puts it together again. The functions hold no tensor.
     """
     tensors: list[torch.Tensor | None] = []
     rebuilds: list[Rebuild] = []
@@ -35,6 +35,12 @@ def prepare_for_saving(*values: Saveable) -> tuple[list[torch.Tensor | None], li
         if isinstance(value, QuantizedStorage):
             tensors += value.tensors()
             rebuilds.append(partial(_storage, value.kind, value.shape, value.dtype))
+        elif isinstance(value, HybridStorage):
+            tensors += value.tensors()
+            rebuilds.append(partial(_hybrid, value.kind.parts, value.shape, value.dtype))
+        elif isinstance(value, IdentityStorage):
+            tensors += value.tensors()
+            rebuilds.append(_identity)
         else:
             tensors.append(value)
             rebuilds.append(_tensor)
@@ -62,7 +68,7 @@ def restore_from_saved(
     values: list[Saveable] = []
     position = 0
     for rebuild in rebuilds:
-        count = 1 if rebuild is _tensor else _BUFFERS
+        count = 1 if rebuild is _tensor else 2 * _BUFFERS if getattr(rebuild, "func", None) is _hybrid else _BUFFERS
         if position + count > len(tensors):
             raise ArgumentError(
                 "restore_from_saved",
@@ -104,6 +110,21 @@ def restore_from_func_ctx(ctx: Any, return_saved_tensors: bool = False) -> Any: 
 
 def _tensor(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     return tensors[0]
+
+
+def _identity(tensors: Sequence[torch.Tensor | None]) -> IdentityStorage:
+    return IdentityStorage(tensors[0])  # type: ignore[arg-type] # there is one
+
+
+def _hybrid(
+    kinds: tuple[Any, Any], shape: tuple[int, ...], dtype: torch.dtype, tensors: Sequence[torch.Tensor | None]
+) -> HybridStorage:
+    halves = (tensors[:_BUFFERS], tensors[_BUFFERS:])
+    row, column = (
+        _storage(kind, shape, dtype, half) if isinstance(kind, StorageKind) else half[0]
+        for kind, half in zip(kinds, halves, strict=True)
+    )
+    return HybridStorage(row, column, shape=shape, dtype=dtype)
 
 
 def _storage(

@@ -12,6 +12,7 @@ from hybrids import hybrid
 
 import te_hal.modules as te
 import te_hal.ops
+from te_hal.quantization.hybrid_storage import values_of
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError, StateError, UnsupportedError
 from te_hal.schema.storage import QuantizedStorage
 
@@ -145,13 +146,16 @@ def test_ops_take_it_like_any_storage(name):
     assert torch.equal(te_hal.ops.gemm(storage, weight), te_hal.ops.gemm(plain, weight))
 
 
-@pytest.mark.parametrize("name", [name for name, (cls, _) in CLASSES.items() if issubclass(cls, QuantizedStorage)])
+@EVERY
 def test_a_backward_keeps_it_as_tensors(name):
     storage, _ = both(name)
-    tensors, rebuilds = te.prepare_for_saving(storage, None)
-    again, nothing = te.restore_from_saved(rebuilds, tensors)
+    tensors, rebuilds = te.prepare_for_saving(data(), storage, None)
+    assert all(isinstance(tensor, torch.Tensor) for tensor in tensors if tensor is not None)
+    plain, again, nothing = te.restore_from_saved(rebuilds, tensors)
     assert nothing is None
-    assert torch.equal(te_hal.ops.dequantize(again), storage.dequantize())
+    assert torch.equal(plain, data())
+    assert again.kind is storage.kind
+    assert torch.equal(values_of(again), storage.dequantize())
 
 
 def test_the_parts_of_a_hybrid_have_names_too():
