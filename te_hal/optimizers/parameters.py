@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,11 +20,18 @@ _CPU_CHUNK, _CHUNK = 1 << 20, 1 << 24
 
 
 def check_parameter(where: str, parameter: torch.Tensor) -> None:
-    """Refuse a parameter of a dtype that no step takes.
+    """Refuse a parameter that no step takes.
 
     Raises:
-        ArgumentError: not fp32, bf16 or fp16 (nominally, where quantized).
+        ArgumentError: not fp32, bf16 or fp16 (nominally, where quantized); a DTensor.
     """
+    if _is_distributed(parameter):
+        raise ArgumentError(
+            f"{where}: params",
+            got="a DTensor, as torch's fully_shard makes of parameters",
+            accepted="tensors that one process holds whole; replicas under DistributedDataParallel are",
+            todo="use an optimizer of torch.optim for it",
+        )
     if parameter.dtype not in FLOATS:
         raise ArgumentError(
             f"{where}: params",
@@ -31,6 +39,11 @@ def check_parameter(where: str, parameter: torch.Tensor) -> None:
             accepted=", ".join(map(str, FLOATS)),
             todo="leave it to another optimizer",
         )
+
+
+def _is_distributed(parameter: torch.Tensor) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")  # a DTensor cannot be where nobody imported its module
+    return module is not None and isinstance(parameter, module.DTensor)
 
 
 def gradient_of(where: str, parameter: torch.Tensor, attribute: str) -> torch.Tensor | None:
