@@ -49,17 +49,24 @@ class Part(NamedTuple):
 def parts() -> list[Part]:
     """In the order in which they run: what decides first."""
     tests = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark"]
-    tutorial = [PYTHON, "examples/gpt_tutorial.py", "--backend", "cuda", "--check", "--json", "OUT/tutorial.json"]
-    compare = [PYTHON, "-m", "te_hal.cli", "compare", "--backend", "cuda", "--steps", "60", "--out", "OUT/compare"]
+    tutorial = [PYTHON, "examples/gpt_tutorial.py", "--backend", "cuda", "--json"]
+    command = [PYTHON, "-m", "te_hal.cli"]
+    compare = [*command, "compare", "--backend", "cuda", "--steps", "60", "--out", "OUT/compare"]
+    kit = [*command, "conformance", "--backend", "cuda"]
     calls = [PYTHON, "tests/ffi/call_entries.py", "LIBRARY", "--runtime", "RUNTIME"]
     sanitizer = ["compute-sanitizer", "--error-exitcode", "9", "--tool"]
     return [
-        Part("selftest", 90, [PYTHON, "-m", "te_hal.cli", "selftest", "--backend", "cuda"], 4),
+        Part("selftest", 90, [*command, "selftest", "--backend", "cuda"], 4),
         Part("kernels", 150, [PYTHON, "benchmarks/gpu.py", "--json", "OUT/kernels.json"], 70),
         Part("transformer", 120, [PYTHON, "benchmarks/gpu_transformer.py", "--json", "OUT/transformer.json"], 90),
-        Part("tutorial", 120, tutorial, 30),
+        Part("tutorial", 120, [*tutorial, "OUT/tutorial.json", "--check"], 30),
+        Part("learned", 90, [*tutorial, "OUT/learned.json", "--until-accuracy", "0.95"], 18),
         Part("streams", 60, [*tests, "tests/backends/native/test_streams.py"]),
+        Part("graphs", 90, [*tests, "tests/backends/native/test_graphs.py", "tests/modules/test_cpu_offload.py"]),
         Part("compare", 120, compare, 30),
+        Part("conformance", 200, [*kit, "-j", "6", "--json", "OUT/conformance.json"], 30),
+        Part("large", 90, [*kit, "--mode", "large"], 30),
+        Part("bench", 120, [*command, "bench", "--backend", "cuda", "--json", "OUT/bench.json"], 12),
         Part("entries", 60, calls),
         Part("initcheck", 90, [*sanitizer, "initcheck", *calls]),
         Part("native_tests", 240, [*tests, "-n", "8", "tests/backends/native", "-k", "cuda"], 8),
