@@ -193,7 +193,7 @@ def __getattr__(name: str) -> object:
             f"te_hal.modules.{name}",
             got=f"a name of Transformer Engine that is refused: {_LATER[name]}",
             accepted=", ".join(__all__),
-            todo="docs/parity.md lists what is here and what is not",
+            todo="docs/te_parity.md lists what is here and what is not",
         )
     msg = f"module 'te_hal.modules' has no attribute {name!r}"
     raise AttributeError(msg)

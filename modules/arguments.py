@@ -1,29 +1,26 @@
-"""Checks of arguments of many modules, and refusals by name of those whose feature is not built yet."""
+"""Checks of arguments of many modules, and why several of them refuse the same ones."""
 
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 
-from te_hal.schema.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from te_hal.schema.errors import ArgumentError, ArgumentTypeError
 from te_hal.schema.formats import FLOATS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _T = TypeVar("_T")
 
-_SEQUENCE_PARALLEL, _TENSOR_PARALLEL, _CONTEXT_PARALLEL = (
-    "sequence parallelism",
-    "tensor parallelism",
-    "context parallelism",
+_TENSOR_PARALLEL = (
+    "every process has whole layers: te_hal splits no weights over processes, and no layer communicates with another's"
 )
-_OVERLAP = "the overlap of communication and gemm"
+_SEQUENCE_PARALLEL = "it splits rows over the processes of tensor parallelism, and te_hal splits no layer over any"
+_CONTEXT_PARALLEL = "every process attends to whole sequences: te_hal exchanges no keys and values between processes"
+_OVERLAP = "it overlaps products with the communication of tensor parallelism, and no layer of te_hal communicates"
 
-#: What each argument of a later feature belongs to, for the message.
-_FEATURES = {
+#: Why arguments of several callables are refused.
+REASONS = {
     "sequence_parallel": _SEQUENCE_PARALLEL,
     "return_layernorm_output_gathered": _SEQUENCE_PARALLEL,
     **dict.fromkeys(("tp_group", "tp_size", "parallel_mode", "set_parallel_mode"), _TENSOR_PARALLEL),
@@ -31,45 +28,11 @@ _FEATURES = {
         ("cp_group", "cp_global_ranks", "cp_stream", "cp_comm_type", "cp_size", "cp_rank"), _CONTEXT_PARALLEL
     ),
     **dict.fromkeys(("ub_overlap_ag", "ub_overlap_rs", "ub_overlap_rs_dgrad", "ub_tp_comm_overlap"), _OVERLAP),
-    **dict.fromkeys(("ub_bulk_dgrad", "ub_bulk_wgrad", "ub_name"), _OVERLAP),
+    **dict.fromkeys(("ub_bulk_dgrad", "ub_bulk_wgrad", "ub_name", "userbuffers_options"), _OVERLAP),
     **dict.fromkeys(("tensor_parallel", "tensor_parallel_mode", "tensor_parallel_group"), _TENSOR_PARALLEL),
-    "userbuffers_options": _OVERLAP,
-    **dict.fromkeys(
-        ("sample_kwargs", "retain_graph_in_backward", "cache_quantized_params"), "this kind of device graph"
-    ),
-    "amax_reduction_group": "a reduction over processes inside of a device graph",
-    "symmetric_ar_type": "symmetric-memory all-reduce",
-    **dict.fromkeys(("qb_histogram", "qb_bin_bounds", "qb_histogram_mode"), "quantile balancing"),
-    "max_token_num": "memory set aside for a number of tokens",
-    "use_grouped_tensor": "one kernel over all products of GroupedLinear",
-    "distribute_saved_activations": _TENSOR_PARALLEL,
-    **dict.fromkeys(("double_buffering", "manual_synchronization"), "another order of copies than layer by layer"),
-    "sm_margin": "multiprocessors that kernels leave free",
-    "fp8_grad": "a quantized gradient of a norm",
+    "symmetric_ar_type": "it chooses the all-reduce of tensor parallelism, and no layer of te_hal communicates",
+    "sm_margin": "it keeps NVIDIA's multiprocessors free for communication; te_hal's ops know no units of a device",
 }
-
-
-def refuse_later(where: str, given: Mapping[str, object], defaults: Mapping[str, object]) -> None:
-    """Accept arguments of later features at their default only.
-
-    Args:
-        where: the module's class, for the message.
-        given: arguments as passed, by name; others may be among them.
-        defaults: of those of later features, which change nothing.
-
-    Raises:
-        UnsupportedError: one differs; names it and its feature.
-    """
-    for name, default in defaults.items():
-        value = given.get(name, default)
-        if value is default or (not isinstance(value, torch.Tensor) and value == default):
-            continue
-        raise UnsupportedError(
-            f"{where}: {name}",
-            got=f"a tensor {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value),
-            accepted=repr(default),
-            todo=f"leave it out: {_FEATURES[name]} is not built yet",
-        )
 
 
 def check_size(where: str, size: object) -> int:

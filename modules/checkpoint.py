@@ -9,15 +9,23 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from te_hal.modules.arguments import refuse_later
+from te_hal.modules.arguments import REASONS
 from te_hal.modules.rng_tracker import RNGStatesTracker
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from te_hal.schema.flags import check_flags
+from te_hal.schema.refusals import declare, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_DEFAULTS: dict[str, object] = {"distribute_saved_activations": False, "tp_group": None}
+_REFUSED = declare(
+    "checkpoint",
+    {"distribute_saved_activations": False, "tp_group": None},
+    {
+        "distribute_saved_activations": "it splits what is kept over processes of tensor parallelism; there are none",
+        "tp_group": REASONS["tp_group"],
+    },
+)
 
 
 def checkpoint(
@@ -59,7 +67,7 @@ def checkpoint(
     """
     where = "te.checkpoint"
     given = {"distribute_saved_activations": distribute_saved_activations, "tp_group": tp_group}
-    refuse_later(where, given, _DEFAULTS)
+    refuse(where, given, _REFUSED)
     check_flags(where, {"use_reentrant": use_reentrant})
     if not callable(function):
         raise ArgumentTypeError(

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from te_hal.modules.arguments import check_size, refuse_later
+from te_hal.modules.arguments import check_size
 from te_hal.modules.offload_marks import address, collecting, stays
 from te_hal.modules.offload_transfer import StreamTransfer
 from te_hal.quantization import QuantizedTensor
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError, StateError, UnsupportedError
 from te_hal.schema.flags import check_flags
+from te_hal.schema.refusals import declare, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +25,16 @@ if TYPE_CHECKING:
     from te_hal.modules.offload_transfer import Transfer
 
 _WHERE = "get_cpu_offload_context"
-_LATER: dict[str, object] = {"double_buffering": False, "manual_synchronization": False}
+_REFUSED = declare(
+    "get_cpu_offload_context",
+    {"double_buffering": False, "manual_synchronization": False, "offload_weights": False},
+    {
+        **dict.fromkeys(
+            ("double_buffering", "manual_synchronization"), "copies run layer by layer, in one order alone"
+        ),
+        "offload_weights": "parameters stay on the device anyway, so that nothing would be gained",
+    },
+)
 #: A view of less than this share of its memory is copied alone.
 _SHARE = 0.25
 #: Smaller tensors (a seed, a count) are no trouble, and on the CPU no sign that the model is there.
@@ -75,22 +85,14 @@ def get_cpu_offload_context(  # noqa: D417 - arguments of later features are nam
         UnsupportedError: an argument as above; inside the context, a tensor on the CPU, where there is nothing to
             offload to.
     """
-    refuse_later(_WHERE, locals(), _LATER)
+    refuse(_WHERE, locals(), _REFUSED)
     flags = {
         "enabled": enabled,
         "offload_activations": offload_activations,
-        "offload_weights": offload_weights,
         "retain_pinned_cpu_buffers": retain_pinned_cpu_buffers,
     }
     check_flags(_WHERE, flags)
     _check_layers(num_layers, model_layers)
-    if offload_weights:
-        raise UnsupportedError(
-            f"{_WHERE}: offload_weights",
-            got="True",
-            accepted="False: parameters stay on the device anyway",
-            todo="leave it out",
-        )
     if not enabled:
         return nullcontext(), _same
     if not offload_activations:

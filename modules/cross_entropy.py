@@ -10,9 +10,16 @@ from te_hal.modules.arguments import check_number, renamed
 from te_hal.modules.once import once
 from te_hal.modules.transforms import run_eagerly
 from te_hal.quantization import QuantizedTensor
-from te_hal.schema.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from te_hal.schema.errors import ArgumentError, ArgumentTypeError
 from te_hal.schema.flags import check_flags
 from te_hal.schema.formats import FLOATS
+from te_hal.schema.refusals import declare, refuse
+
+_REFUSED = declare(
+    "parallel_cross_entropy",
+    {"dist_process_group": None},
+    {"dist_process_group": "one process has all classes: te_hal has no tensor parallelism; gather the classes first"},
+)
 
 _WHERE = "parallel_cross_entropy"
 
@@ -58,13 +65,7 @@ def parallel_cross_entropy(
         UnsupportedError: a process group.
     """
     logits = renamed(_WHERE, "inp", inp, "_input", _input)
-    if dist_process_group is not None:
-        raise UnsupportedError(
-            f"{_WHERE}: dist_process_group",
-            got=type(dist_process_group).__name__,
-            accepted="None",
-            todo="gather the classes first: tensor parallelism is not built yet",
-        )
+    refuse(_WHERE, {"dist_process_group": dist_process_group}, _REFUSED)
     check_flags(_WHERE, {"reduce_loss": reduce_loss, "is_cg_capturable": is_cg_capturable})
     logits = _checked(logits, target, label_smoothing, ignore_idx)
     if not is_cg_capturable:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from te_hal.modules.arguments import refuse_later
 from te_hal.quantization import autocast, get_default_recipe
 from te_hal.quantization.block_arguments import check_block
 from te_hal.schema.errors import ArgumentTypeError, UnsupportedError
+from te_hal.schema.refusals import declare, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,12 +20,21 @@ if TYPE_CHECKING:
 #: What torch's module of a device type with graphs has.
 _CAPTURE = "make_graphed_callables"
 
-_LATER_DEFAULTS: dict[str, object] = {
-    "sample_kwargs": None,
-    "amax_reduction_group": None,
-    "cache_quantized_params": False,
-    "retain_graph_in_backward": False,
-}
+_REFUSED = declare(
+    "make_graphed_callables",
+    {
+        "sample_kwargs": None,
+        "amax_reduction_group": None,
+        "cache_quantized_params": False,
+        "retain_graph_in_backward": False,
+    },
+    {
+        "sample_kwargs": "torch's capture, which this calls, takes arguments by position alone",
+        "amax_reduction_group": "recipes that keep amax values are refused in a graph, so that there is none to reduce",
+        "cache_quantized_params": "torch's capture, which this calls, keeps nothing of its own between replays",
+        "retain_graph_in_backward": "torch's capture, which this calls, has no such argument",
+    },
+)
 
 
 def make_graphed_callables(
@@ -71,7 +80,7 @@ def make_graphed_callables(
             rolls outside of graphs; an argument of a later feature.
     """
     where = "make_graphed_callables"
-    refuse_later(where, locals(), _LATER_DEFAULTS)
+    refuse(where, locals(), _REFUSED)
     check_block(
         where, {"enabled": enabled, "calibrating": calibrating, "allow_unused_input": allow_unused_input}, recipe
     )

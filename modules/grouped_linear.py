@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed, plain_input
-from te_hal.modules.arguments import check_callable, check_dtype, check_size, refuse_later
+from te_hal.modules.arguments import REASONS, check_callable, check_dtype, check_size
 from te_hal.modules.call_checks import check_call, check_kept_input
 from te_hal.modules.caller_buffer import check_buffer
 from te_hal.modules.device import first_reset, make_real, parameter_device
@@ -27,6 +27,7 @@ from te_hal.modules.transforms import run_eagerly
 from te_hal.quantization.autocast import current_frame
 from te_hal.quantization.quantizer_role import QuantizerRole
 from te_hal.schema.flags import check_flags
+from te_hal.schema.refusals import declare, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,15 +40,24 @@ if TYPE_CHECKING:
     from te_hal.quantization.operand_formats import Formats
     from te_hal.quantization.quantizer_role import SlotRoles
 
-_LATER_DEFAULTS: dict[str, object] = {
-    "sequence_parallel": False,
-    "tp_group": None,
-    "tp_size": 1,
-    "parallel_mode": None,
-    "ub_overlap_rs": False,
-    "ub_overlap_ag": False,
-    "ub_name": None,
-}
+_REFUSED = declare(
+    "GroupedLinear",
+    {
+        "sequence_parallel": False,
+        "tp_group": None,
+        "tp_size": 1,
+        "parallel_mode": None,
+        "ub_overlap_rs": False,
+        "ub_overlap_ag": False,
+        "ub_name": None,
+    },
+    REASONS,
+)
+_REFUSED_BUT_FALSE = declare(
+    "GroupedLinear",
+    {"use_grouped_tensor": None},
+    {"use_grouped_tensor": "the products of groups are taken one by one, on tensors of their own; False says so, too"},
+)
 
 
 class GroupedLinear(Fp8Module):
@@ -114,9 +124,9 @@ class GroupedLinear(Fp8Module):
         use_grouped_tensor: bool | None = None,
     ) -> None:
         kind = "GroupedLinear"
-        refuse_later(kind, locals(), _LATER_DEFAULTS)
+        refuse(kind, locals(), _REFUSED)
         if use_grouped_tensor is not False:
-            refuse_later(kind, {"use_grouped_tensor": use_grouped_tensor}, {"use_grouped_tensor": None})
+            refuse(kind, {"use_grouped_tensor": use_grouped_tensor}, _REFUSED_BUT_FALSE)
         flags = {
             "delay_wgrad_compute": delay_wgrad_compute,
             "fuse_wgrad_accumulation": fuse_wgrad_accumulation,

@@ -8,7 +8,7 @@ import torch
 
 from te_hal.dispatch import current_memo
 from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed, plain_input
-from te_hal.modules.arguments import check_callable, check_dtype, check_epsilon, check_size, refuse_later
+from te_hal.modules.arguments import REASONS, check_callable, check_dtype, check_epsilon, check_size
 from te_hal.modules.call_checks import check_call
 from te_hal.modules.delayed_wgrad import Target
 from te_hal.modules.device import first_reset, make_real, parameter_device
@@ -28,6 +28,7 @@ from te_hal.modules.split_parameters import refuse_several, resolve_splits
 from te_hal.modules.transforms import run_eagerly
 from te_hal.quantization.autocast import current_frame
 from te_hal.schema.flags import check_flags
+from te_hal.schema.refusals import declare, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,20 +38,29 @@ if TYPE_CHECKING:
     from te_hal.quantization.autocast import Frame
     from te_hal.quantization.operand_formats import Formats
 
-_LATER_DEFAULTS: dict[str, object] = {
-    "sequence_parallel": False,
-    "tp_group": None,
-    "tp_size": 1,
-    "parallel_mode": None,
-    "return_layernorm_output_gathered": False,
-    "ub_overlap_ag": False,
-    "ub_overlap_rs": False,
-    "ub_overlap_rs_dgrad": False,
-    "ub_bulk_wgrad": False,
-    "ub_bulk_dgrad": False,
-    "ub_name": None,
-    "symmetric_ar_type": None,
-}
+_REFUSED = declare(
+    "LayerNormLinear",
+    {
+        "sequence_parallel": False,
+        "tp_group": None,
+        "tp_size": 1,
+        "parallel_mode": None,
+        "return_layernorm_output_gathered": False,
+        "ub_overlap_ag": False,
+        "ub_overlap_rs": False,
+        "ub_overlap_rs_dgrad": False,
+        "ub_bulk_wgrad": False,
+        "ub_bulk_dgrad": False,
+        "ub_name": None,
+        "symmetric_ar_type": None,
+    },
+    REASONS,
+)
+_REFUSED_IN_CALL = declare(
+    "LayerNormLinear.forward",
+    {"fp8_grad": False},
+    {"fp8_grad": "the norm's backward gives the gradient in the activation dtype, and the layer before casts it"},
+)
 
 
 class LayerNormLinearKey(NamedTuple):
@@ -146,7 +156,7 @@ class LayerNormLinear(Fp8Module):
         name: str | None = None,
     ) -> None:
         kind = "LayerNormLinear"
-        refuse_later(kind, locals(), _LATER_DEFAULTS)
+        refuse(kind, locals(), _REFUSED)
         flags = {
             "delay_wgrad_compute": delay_wgrad_compute,
             "fuse_wgrad_accumulation": fuse_wgrad_accumulation,
@@ -231,7 +241,7 @@ class LayerNormLinear(Fp8Module):
         """
         frame, label = current_frame(), self.label
         check_call(self, inp, ("in_features", self.in_features), is_first_microbatch, frame)
-        refuse_later(label, {"fp8_grad": fp8_grad}, {"fp8_grad": False})
+        refuse(label, {"fp8_grad": fp8_grad}, _REFUSED_IN_CALL)
         check_flags(label, {"fp8_output": fp8_output})
         formats = self.formats(frame, inp.device)
         if formats is not None:

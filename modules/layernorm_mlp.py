@@ -10,12 +10,12 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed, plain_input
 from te_hal.modules.activation_stage import check_activation, is_gated
 from te_hal.modules.arguments import (
+    REASONS,
     check_callable,
     check_dtype,
     check_epsilon,
     check_prepared_sizes,
     check_size,
-    refuse_later,
 )
 from te_hal.modules.call_checks import check_call
 from te_hal.modules.delayed_wgrad import Target
@@ -33,6 +33,7 @@ from te_hal.modules.shape_rule import check_fp8_shape
 from te_hal.modules.transforms import run_eagerly
 from te_hal.quantization.autocast import current_frame
 from te_hal.schema.flags import check_flags
+from te_hal.schema.refusals import declare, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -42,19 +43,23 @@ if TYPE_CHECKING:
     from te_hal.quantization.autocast import Frame
     from te_hal.quantization.operand_formats import Formats
 
-_LATER_DEFAULTS: dict[str, object] = {
-    "sequence_parallel": False,
-    "tp_group": None,
-    "tp_size": 1,
-    "return_layernorm_output_gathered": False,
-    "set_parallel_mode": False,
-    "ub_overlap_ag": False,
-    "ub_overlap_rs": False,
-    "ub_overlap_rs_dgrad": False,
-    "ub_bulk_dgrad": False,
-    "ub_bulk_wgrad": False,
-    "symmetric_ar_type": None,
-}
+_REFUSED = declare(
+    "LayerNormMLP",
+    {
+        "sequence_parallel": False,
+        "tp_group": None,
+        "tp_size": 1,
+        "return_layernorm_output_gathered": False,
+        "set_parallel_mode": False,
+        "ub_overlap_ag": False,
+        "ub_overlap_rs": False,
+        "ub_overlap_rs_dgrad": False,
+        "ub_bulk_dgrad": False,
+        "ub_bulk_wgrad": False,
+        "symmetric_ar_type": None,
+    },
+    REASONS,
+)
 
 #: The products, in slot order.
 _GEMMS = ("fc1", "fc2")
@@ -137,7 +142,7 @@ class LayerNormMLP(Fp8Module):
         checkpoint: bool = False,
     ) -> None:
         kind = "LayerNormMLP"
-        refuse_later(kind, locals(), _LATER_DEFAULTS)
+        refuse(kind, locals(), _REFUSED)
         flags = {
             "delay_wgrad_compute": delay_wgrad_compute,
             "checkpoint": checkpoint,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed
-from te_hal.modules.arguments import check_callable, check_dtype, check_size, refuse_later
+from te_hal.modules.arguments import REASONS, check_callable, check_dtype, check_size
 from te_hal.modules.call_checks import check_call, check_kept_input
 from te_hal.modules.delayed_wgrad import Target
 from te_hal.modules.device import first_reset, make_real, parameter_device
@@ -26,25 +26,30 @@ from te_hal.modules.transforms import run_eagerly
 from te_hal.quantization import Float8Tensor, QuantizedTensor
 from te_hal.quantization.autocast import current_frame
 from te_hal.schema.flags import check_flags
+from te_hal.schema.refusals import declare, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from te_hal.quantization.operand_formats import Formats
 
-_LATER_DEFAULTS: dict[str, object] = {
-    "sequence_parallel": False,
-    "tp_group": None,
-    "tp_size": 1,
-    "parallel_mode": None,
-    "ub_overlap_ag": False,
-    "ub_overlap_rs": False,
-    "ub_overlap_rs_dgrad": False,
-    "ub_bulk_dgrad": False,
-    "ub_bulk_wgrad": False,
-    "ub_name": None,
-    "symmetric_ar_type": None,
-}
+_REFUSED = declare(
+    "Linear",
+    {
+        "sequence_parallel": False,
+        "tp_group": None,
+        "tp_size": 1,
+        "parallel_mode": None,
+        "ub_overlap_ag": False,
+        "ub_overlap_rs": False,
+        "ub_overlap_rs_dgrad": False,
+        "ub_bulk_dgrad": False,
+        "ub_bulk_wgrad": False,
+        "ub_name": None,
+        "symmetric_ar_type": None,
+    },
+    REASONS,
+)
 
 
 class Linear(Fp8Module):
@@ -106,7 +111,7 @@ class Linear(Fp8Module):
         save_original_input: bool = False,
         name: str | None = None,
     ) -> None:
-        refuse_later("Linear", locals(), _LATER_DEFAULTS)
+        refuse("Linear", locals(), _REFUSED)
         flags = {
             "delay_wgrad_compute": delay_wgrad_compute,
             "fuse_wgrad_accumulation": fuse_wgrad_accumulation,

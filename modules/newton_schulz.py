@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from te_hal.modules.arguments import check_size, check_tensor
-from te_hal.schema.errors import ArgumentError, UnsupportedError
+from te_hal.schema.errors import ArgumentError
+from te_hal.schema.refusals import declare, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_REFUSED = declare(
+    "newton_schulz",
+    {"ctx": None},
+    {"ctx": "cuSolverMp, NVIDIA's own, takes columns of several processes; gather them, and pass the whole"},
+)
 
 _WHERE = "newton_schulz"
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -45,13 +52,7 @@ def newton_schulz(
         ArgumentError: another rank or dtype; another number of steps or coefficients than can be.
         UnsupportedError: a ``ctx``.
     """
-    if ctx is not None:
-        raise UnsupportedError(
-            f"{_WHERE}: ctx",
-            got=repr(ctx),
-            accepted="None: one process has the whole matrix, since cuSolverMp is NVIDIA's alone",
-            todo="gather the columns first, and pass ctx=None",
-        )
+    refuse(_WHERE, {"ctx": ctx}, _REFUSED)
     x = check_tensor(f"{_WHERE}: x", x)
     if x.dim() != 2 or x.dtype not in _DTYPES:  # noqa: PLR2004 - a matrix
         got, accepted = f"shape {tuple(x.shape)} of {x.dtype}", "[m, n] in torch.float32 or torch.bfloat16"

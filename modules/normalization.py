@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 import torch
 
 from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed
-from te_hal.modules.arguments import check_dtype, check_epsilon, check_tensor, refuse_later
+from te_hal.modules.arguments import REASONS, check_dtype, check_epsilon, check_tensor
 from te_hal.modules.device import first_reset, make_real, parameter_device
 from te_hal.modules.norm_function import NormFunction, NormKey, NormPlan, make_norm_plan
 from te_hal.modules.plan_cache import PlanCache
@@ -18,11 +18,17 @@ from te_hal.quantization.autocast import note_module
 from te_hal.quantization.quantized_tensor import dequantized
 from te_hal.schema.errors import ArgumentError
 from te_hal.schema.flags import check_flags
+from te_hal.schema.refusals import declare, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 _T = TypeVar("_T")
+
+_REFUSED = declare("LayerNorm", {"sequence_parallel": None, "sm_margin": None}, REASONS)
+declare("RMSNorm", {"sequence_parallel": None, "sm_margin": None}, REASONS)
+declare("ops.LayerNorm", {"sm_margin": 0}, REASONS)
+declare("ops.RMSNorm", {"sm_margin": 0}, REASONS)
 
 
 class Normalization(OptionalExtraState, torch.nn.Module):
@@ -63,7 +69,7 @@ class Normalization(OptionalExtraState, torch.nn.Module):
         super().__init__()
         kind = type(self).__name__
         later = {"sequence_parallel": sequence_parallel or None, "sm_margin": sm_margin or None}
-        refuse_later(kind, later, dict.fromkeys(later))
+        refuse(kind, later, _REFUSED)
         check_flags(kind, {"zero_centered_gamma": zero_centered_gamma})
         self.normalized_shape = _shape(kind, _one_of(kind, normalized_shape, hidden_size, "hidden_size"))
         self.eps = check_epsilon(f"{kind}: eps", eps)

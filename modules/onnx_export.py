@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING
 
 from te_hal.schema.errors import UnsupportedError
 from te_hal.schema.flags import check_flags
+from te_hal.schema.refusals import declare
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+_REFUSED = declare(
+    "onnx_export", {"enabled": False}, {"enabled": "an exported graph would not compute what te_hal's kernels do"}
+)
 
 
 @contextmanager
@@ -29,9 +34,9 @@ def onnx_export(enabled: bool = False) -> Iterator[None]:
     check_flags("onnx_export", {"enabled": enabled})
     if enabled:
         raise UnsupportedError(
-            "onnx_export",
-            got="enabled=True",
-            accepted="enabled=False: an exported graph would not compute what te_hal's kernels do",
+            "onnx_export: enabled",
+            got="True",
+            accepted=f"False: {_REFUSED['enabled'].reason}",
             todo="load the weights into a model of torch.nn's layers (state dicts without the keys that end in "
             "_extra_state have its names) and export that",
         )

@@ -8,12 +8,12 @@ import torch
 
 from te_hal.modules.activation_stage import check_activation
 from te_hal.modules.arguments import (
+    REASONS,
     check_callable,
     check_dtype,
     check_epsilon,
     check_prepared_sizes,
     check_size,
-    refuse_later,
 )
 from te_hal.modules.attention.layout import check_format
 from te_hal.modules.attention.masks import mask_type
@@ -26,18 +26,23 @@ from te_hal.modules.device import parameter_device
 from te_hal.modules.norm_parameters import norm_op
 from te_hal.schema.errors import ArgumentError
 from te_hal.schema.flags import check_flags
+from te_hal.schema.refusals import declare, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 #: Arguments of later features.
-_CONSTRUCTOR: dict[str, object] = {
-    "tp_group": None,
-    "tp_size": 1,
-    "sequence_parallel": False,
-    "set_parallel_mode": False,
-    "ub_tp_comm_overlap": False,
-}
+_REFUSED = declare(
+    "TransformerLayer",
+    {
+        "tp_group": None,
+        "tp_size": 1,
+        "sequence_parallel": False,
+        "set_parallel_mode": False,
+        "ub_tp_comm_overlap": False,
+    },
+    REASONS,
+)
 
 #: Arguments of the attention to an encoder's output: under the layer's names, and under attention's.
 _OF_INTER_ATTENTION = {
@@ -154,7 +159,7 @@ def check_constructor(kind: str, given: Mapping[str, object]) -> None:
         UnsupportedError: of a later feature.
         ArgumentError: anything else that does not fit.
     """
-    refuse_later(kind, given, _CONSTRUCTOR)
+    refuse(kind, given, _REFUSED)
     check_flags(kind, {flag: given[flag] for flag in _FLAGS})
     _check_together(kind, given)
     for name in ("init_method", "output_layer_init_method", "get_rng_state_tracker"):

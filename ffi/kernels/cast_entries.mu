@@ -12,8 +12,9 @@ namespace te {
 int32_t launch_cast(uintptr_t input, int32_t input_dtype, int64_t rows, int64_t cols, const CastRequest& request,
                     uintptr_t partials, int64_t partial_count, uintptr_t stream) {
     const CastScale source = cast_scale(request, partials, partial_count);
-    const CastTarget target = cast_target(request);
+    CastTarget target = cast_target(request);
     const int64_t count = rows * cols;
+    if (count == 0) target.rowwise = target.columnwise = nullptr;  // addresses of no codes may be any
     const bool tiles = wants_transposed(request) && rows > 1 && cols > 1;
     const bool aligned = is_aligned(input, 16) && is_aligned(request.rowwise_data | request.columnwise_data, 8) &&
                          (!tiles || is_multiple(rows | cols, 8));

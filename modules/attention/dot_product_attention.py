@@ -192,6 +192,9 @@ class DotProductAttention(Labelled, OptionalExtraState, torch.nn.Module):
         bf16_backward: bool = False,
         num_splits: int = 1,
         score_mod: object = None,
+        score_mod_bprop: object = None,
+        score_mod_tensors: object = None,
+        score_mod_bprop_tensors: object = None,
         qkv_layer: torch.Tensor | None = None,
         kv_layer: torch.Tensor | None = None,
         qkv_interleave_dim: int = -3,
@@ -236,8 +239,8 @@ class DotProductAttention(Labelled, OptionalExtraState, torch.nn.Module):
             qkv_interleave_dim: where the parts of those lie: -3, before heads and channels, or -2, between them.
             checkpoint_core_attention: keep queries, keys and values alone; the backward attends again
                 (docs/recompute.md).
-            fp8_output, bf16_backward, num_splits, score_mod: anything but the default is refused by name, with the
-                reason.
+            fp8_output, bf16_backward, num_splits, score_mod, score_mod_bprop, score_mod_tensors,
+                score_mod_bprop_tensors: anything but the default is refused by name, with the reason.
 
         Returns:
             ``[sq, b, h * dv]``, ``[b, sq, h * dv]`` or ``[t, h * dv]`` in the activation dtype. A query with nothing to

@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from te_hal.modules.arguments import check_size
-from te_hal.schema.errors import ArgumentError, UnsupportedError
+from te_hal.schema.errors import ArgumentError
 from te_hal.schema.flags import check_flags
 from te_hal.schema.formats import FLOATS
+from te_hal.schema.refusals import declare, refuse
+
+_REFUSED = declare(
+    "InferenceParams",
+    {"custom_cache_manager": None},
+    {"custom_cache_manager": "is_paged chooses between the two layouts that there are"},
+)
 
 #: Those of attention, which imports what is here.
 _FORMATS = ("bshd", "sbhd", "thd")
@@ -20,13 +27,7 @@ def check_settings(kind: str, given: dict[str, Any]) -> None:
         ArgumentError: see InferenceParams.
         UnsupportedError: see there.
     """
-    if given["custom_cache_manager"] is not None:
-        raise UnsupportedError(
-            f"{kind}: custom_cache_manager",
-            got=repr(given["custom_cache_manager"]),
-            accepted="None",
-            todo="leave it out: is_paged chooses between the two layouts that there are",
-        )
+    refuse(kind, given, _REFUSED)
     check_flags(kind, {"is_paged": given["is_paged"]})
     for name in ("max_batch_size", "max_sequence_length", "num_heads_kv", "head_dim_k"):
         check_size(f"{kind}: {name}", given[name])

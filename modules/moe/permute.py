@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from te_hal.modules.arguments import check_size, refuse_later
+from te_hal.modules.arguments import check_size
 from te_hal.modules.moe.checks import (
     check_integers,
     check_probs,
@@ -19,6 +19,7 @@ from te_hal.modules.moe.row_functions import GatherRows
 from te_hal.modules.moe.row_map import permutation_of_indices, permutation_of_mask
 from te_hal.modules.transforms import run_eagerly
 from te_hal.schema.errors import ArgumentError
+from te_hal.schema.refusals import declare, refuse
 
 if TYPE_CHECKING:
     from te_hal.modules.moe.row_map import Permutation
@@ -56,7 +57,7 @@ def moe_permute(
         UnsupportedError: ``max_token_num``; quantized data whose rows share scales.
     """
     where = "moe_permute"
-    refuse_later(where, {"max_token_num": max_token_num}, {"max_token_num": -1})
+    refuse(where, {"max_token_num": max_token_num}, _REFUSED)
     check_rows(where, inp)
     if check_map_type(where, map_type) == "mask":
         mask = checked_mask(where, routing_map, len(inp), inp.device)
@@ -132,6 +133,13 @@ def moe_permute_and_pad_with_probs(
     pad_offsets = lengths.cumsum(0) - lengths if bool(lengths.any()) else None
     made = permutation_of_mask(mask, int(padded.sum()), pad_offsets)
     return _permuted(inp, made, where), _permuted_probs(probs, made), made.row_id_map, pad_offsets, padded
+
+
+_REFUSED = declare(
+    "moe_permute",
+    {"max_token_num": -1},
+    {"max_token_num": "it sizes a workspace that is kept between calls; each call here takes the memory it needs"},
+)
 
 
 def check_map_type(where: str, map_type: object) -> str:

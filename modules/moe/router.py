@@ -10,18 +10,26 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from te_hal.modules.arguments import check_number, check_size, check_tensor, refuse_later
+from te_hal.modules.arguments import check_number, check_size, check_tensor
 from te_hal.modules.moe.checks import check_integers
 from te_hal.modules.moe.routing_map import RoutingMapFormat, checked_format, routing_map
 from te_hal.modules.moe.scores import SCORE_FUNCTIONS, SCORES, best, shares
 from te_hal.schema.errors import ArgumentError
 from te_hal.schema.flags import check_flags
 from te_hal.schema.formats import FLOATS
+from te_hal.schema.refusals import declare, refuse
 
 if TYPE_CHECKING:
     from typing import TypeGuard
 
-_QB = {"qb_histogram": None, "qb_bin_bounds": None, "qb_histogram_mode": None}
+_QB = declare(
+    "router.fused_topk_with_score_function",
+    {"qb_histogram": None, "qb_bin_bounds": None, "qb_histogram_mode": None},
+    dict.fromkeys(
+        ("qb_histogram", "qb_bin_bounds", "qb_histogram_mode"),
+        "quantile balancing has no kernel here; experts are balanced by expert_bias or an auxiliary loss",
+    ),
+)
 
 
 def fused_topk_with_score_function(
@@ -69,7 +77,7 @@ def fused_topk_with_score_function(
     """
     where = "fused_topk_with_score_function"
     given = {"qb_histogram": qb_histogram, "qb_bin_bounds": qb_bin_bounds, "qb_histogram_mode": qb_histogram_mode}
-    refuse_later(where, given, _QB)
+    refuse(where, given, _QB)
     check_flags(where, {"use_pre_softmax": use_pre_softmax})
     _check_logits(where, logits, topk, score_function)
     experts = logits.shape[-1]

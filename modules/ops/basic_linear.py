@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from te_hal.modules.activation_stage import casts_gradient
-from te_hal.modules.arguments import check_callable, check_dtype, check_size, refuse_later
+from te_hal.modules.arguments import REASONS, check_callable, check_dtype, check_size
 from te_hal.modules.device import first_reset, make_real, parameter_device
 from te_hal.modules.fp8_module import Fp8Module
 from te_hal.modules.gemm_parameters import GemmParameters
@@ -28,6 +28,7 @@ from te_hal.modules.shape_rule import check_fp8_shape
 from te_hal.modules.transforms import run_eagerly
 from te_hal.quantization.autocast import current_frame
 from te_hal.schema.flags import check_flags
+from te_hal.schema.refusals import declare, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,12 +39,16 @@ if TYPE_CHECKING:
     from te_hal.quantization.autocast import Frame
     from te_hal.quantization.operand_formats import Formats
 
-_LATER_DEFAULTS: dict[str, object] = {
-    "tensor_parallel_mode": None,
-    "tensor_parallel_group": None,
-    "sequence_parallel": False,
-    "userbuffers_options": None,
-}
+_REFUSED = declare(
+    "ops.BasicLinear",
+    {
+        "tensor_parallel_mode": None,
+        "tensor_parallel_group": None,
+        "sequence_parallel": False,
+        "userbuffers_options": None,
+    },
+    REASONS,
+)
 
 #: As torch.nn.Linear initialises its weight.
 KAIMING = partial(torch.nn.init.kaiming_uniform_, a=math.sqrt(5))
@@ -88,7 +93,7 @@ class BasicLinear(Fp8Module, BasicOperation):
         userbuffers_options: object = None,
     ) -> None:
         kind = "BasicLinear"
-        refuse_later(kind, locals(), _LATER_DEFAULTS)
+        refuse(kind, locals(), _REFUSED)
         check_flags(kind, {"accumulate_into_main_grad": accumulate_into_main_grad})
         check_callable(f"{kind}: rng_state_tracker_function", rng_state_tracker_function)
         super().__init__(None, PlanCache(make_link_plan))

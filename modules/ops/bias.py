@@ -8,7 +8,7 @@ import torch
 
 from te_hal.dispatch import current_memo, resolve
 from te_hal.modules.activation_dtype import activation_dtype, cast_if_needed, plain_input
-from te_hal.modules.arguments import check_dtype, check_size, refuse_later
+from te_hal.modules.arguments import REASONS, check_dtype, check_size
 from te_hal.modules.call_checks import check_parameter
 from te_hal.modules.device import first_reset, make_real, parameter_device
 from te_hal.modules.once import once
@@ -18,12 +18,13 @@ from te_hal.modules.plan_cache import PlanCache
 from te_hal.modules.recompute import recomputable
 from te_hal.modules.rows import plain_rows
 from te_hal.modules.transforms import run_eagerly
+from te_hal.schema.refusals import declare, refuse
 from te_hal.schema.support import Call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_LATER_DEFAULTS: dict[str, object] = {"tensor_parallel": False, "tensor_parallel_group": None}
+_REFUSED = declare("ops.Bias", {"tensor_parallel": False, "tensor_parallel_group": None}, REASONS)
 
 
 class Bias(BasicOperation):
@@ -51,7 +52,7 @@ class Bias(BasicOperation):
         tensor_parallel: bool = False,
         tensor_parallel_group: object = None,
     ) -> None:
-        refuse_later("Bias", locals(), _LATER_DEFAULTS)
+        refuse("Bias", locals(), _REFUSED)
         super().__init__()
         self.size = check_size("Bias: size", size)
         where = parameter_device(device, "Bias: device")

@@ -15,10 +15,19 @@ from te_hal.modules.ops.activation_function import ActivationPlan
 from te_hal.modules.ops.input_checks import check_beside, wrong_size
 from te_hal.modules.recompute import recomputable
 from te_hal.modules.transforms import run_eagerly
-from te_hal.schema.errors import ArgumentError, UnsupportedError
+from te_hal.schema.errors import ArgumentError
+from te_hal.schema.refusals import Refusal, declare, refuse
 
 if TYPE_CHECKING:
     from te_hal.modules.activation_stage import ActivationKey
+
+_REFUSED: dict[str, Refusal] = {}
+for _name in ("ScaledSReLU", "ScaledSwiGLU", "ScaledSiTUGLU", "ScaledClampedQGeGLU"):
+    _REFUSED = declare(
+        f"ops.{_name}",
+        {"activation_recompute_in_mlp": False},
+        {"activation_recompute_in_mlp": "ops inside of te.checkpoint are recomputed, whichever they are"},
+    )
 
 _SITUGLU = "situglu"
 
@@ -171,21 +180,11 @@ class _Scaled(Activation):
         return output * scales.unsqueeze(-1)
 
 
-def _refuse_recompute_in_mlp(label: str, wanted: object) -> None:
-    if wanted is not False:
-        raise UnsupportedError(
-            f"{label}: activation_recompute_in_mlp",
-            got=repr(wanted),
-            accepted="False",
-            todo="run the ops inside te.checkpoint, which recomputes them",
-        )
-
-
 class ScaledSReLU(_Scaled, SReLU):
     """Squared ReLU, each row times a number."""
 
     def __init__(self, *, activation_recompute_in_mlp: bool = False) -> None:
-        _refuse_recompute_in_mlp("ScaledSReLU", activation_recompute_in_mlp)
+        refuse("ScaledSReLU", {"activation_recompute_in_mlp": activation_recompute_in_mlp}, _REFUSED)
         super().__init__()
 
 
@@ -193,7 +192,7 @@ class ScaledSwiGLU(_Scaled, SwiGLU):
     """SwiGLU, each row times a number."""
 
     def __init__(self, glu_interleave_size: int | None = None, *, activation_recompute_in_mlp: bool = False) -> None:
-        _refuse_recompute_in_mlp("ScaledSwiGLU", activation_recompute_in_mlp)
+        refuse("ScaledSwiGLU", {"activation_recompute_in_mlp": activation_recompute_in_mlp}, _REFUSED)
         SwiGLU.__init__(self, glu_interleave_size=glu_interleave_size)
 
 
@@ -208,7 +207,7 @@ class ScaledSiTUGLU(_Scaled, SiTUGLU):
         beta2: float = 25.0,
         activation_recompute_in_mlp: bool = False,
     ) -> None:
-        _refuse_recompute_in_mlp("ScaledSiTUGLU", activation_recompute_in_mlp)
+        refuse("ScaledSiTUGLU", {"activation_recompute_in_mlp": activation_recompute_in_mlp}, _REFUSED)
         SiTUGLU.__init__(self, beta1=beta1, beta2=beta2, glu_interleave_size=glu_interleave_size)
 
 
@@ -224,7 +223,7 @@ class ScaledClampedQGeGLU(_Scaled, ClampedSwiGLU):
         glu_linear_offset: float = 1.0,
         activation_recompute_in_mlp: bool = False,
     ) -> None:
-        _refuse_recompute_in_mlp("ScaledClampedQGeGLU", activation_recompute_in_mlp)
+        refuse("ScaledClampedQGeGLU", {"activation_recompute_in_mlp": activation_recompute_in_mlp}, _REFUSED)
         ClampedSwiGLU.__init__(
             self,
             limit=limit,

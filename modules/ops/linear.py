@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from te_hal.modules.arguments import refuse_later
+from te_hal.modules.arguments import REASONS
 from te_hal.modules.ops.basic_linear import BasicLinear
 from te_hal.modules.ops.bias import Bias
 from te_hal.modules.ops.fused_operation import FusedOperation
 from te_hal.schema.errors import ArgumentError
 from te_hal.schema.flags import check_flags
+from te_hal.schema.refusals import declare, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-_LATER_DEFAULTS: dict[str, object] = {
-    "tensor_parallel_mode": None,
-    "tensor_parallel_group": None,
-    "sequence_parallel": False,
-}
+_REFUSED = declare(
+    "ops.Linear",
+    {
+        "tensor_parallel_mode": None,
+        "tensor_parallel_group": None,
+        "sequence_parallel": False,
+    },
+    REASONS,
+)
 
 #: Of a parameter: which of the ops has it.
 _OWNERS = {"weight": 0, "bias": 1}
@@ -64,7 +69,7 @@ class Linear(FusedOperation):
         rng_state_tracker_function: Callable[[], Any] | None = None,
         accumulate_into_main_grad: bool = False,
     ) -> None:
-        refuse_later("Linear", locals(), _LATER_DEFAULTS)
+        refuse("Linear", locals(), _REFUSED)
         check_flags("Linear", {"bias": bias})
         linear = BasicLinear(
             in_features,

@@ -7,15 +7,31 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 
 from te_hal.optimizers.fused_optimizer import MASTER, FusedOptimizer
-from te_hal.optimizers.hyperparameters import check_dtype, check_number, refuse, refuse_settings
+from te_hal.optimizers.hyperparameters import check_dtype, check_number, refuse_settings
 from te_hal.optimizers.scaled_state import STATE_DTYPES
 from te_hal.schema.errors import ArgumentError
 from te_hal.schema.flags import check_flags
+from te_hal.schema.refusals import declare, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch.optim.optimizer import ParamsT
+
+_REFUSED = declare(
+    "optimizers.FusedAdam",
+    {"amsgrad": False, "capturable": False, "set_grad_none": None},
+    {
+        "amsgrad": "Transformer Engine refuses it, too; torch.optim.AdamW(amsgrad=True) has it",
+        "capturable": "the step counts in Python, which a device graph does not replay",
+        "set_grad_none": "Transformer Engine's older way of telling zero_grad(), to which set_to_none is passed",
+    },
+)
+_REFUSED_IN_STEP = declare(
+    "optimizers.FusedAdam.step",
+    {"grad_scaler": None},
+    {"grad_scaler": "grad_scaler.step(optimizer) does it: unscaling belongs to the scaler"},
+)
 
 _MASTER_DTYPES = (torch.float32, torch.float16)
 
@@ -76,9 +92,7 @@ class FusedAdam(FusedOptimizer):
         store_param_remainders: bool = False,
         set_grad_none: bool | None = None,
     ) -> None:
-        refuse("FusedAdam: amsgrad", amsgrad, False, "use torch.optim.AdamW(amsgrad=True)")
-        refuse("FusedAdam: capturable", capturable, False, "capture into a device graph is not built")
-        refuse("FusedAdam: set_grad_none", set_grad_none, None, "pass set_to_none to zero_grad()")
+        refuse("FusedAdam", locals(), _REFUSED)
         flags = {
             "bias_correction": bias_correction,
             "adam_w_mode": adam_w_mode,
@@ -163,7 +177,7 @@ class FusedAdam(FusedOptimizer):
             UnsupportedError: ``grad_scaler``.
             ArgumentError: a sparse gradient, or one of another shape.
         """
-        refuse("FusedAdam.step: grad_scaler", grad_scaler, None, "call grad_scaler.step(optimizer)")
+        refuse("FusedAdam.step", {"grad_scaler": grad_scaler}, _REFUSED_IN_STEP)
         return super().step(closure)
 
     def _count_step(self, group: dict[str, Any]) -> None:

@@ -7,14 +7,24 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from te_hal.optimizers.fused_optimizer import MASTER, FusedOptimizer
-from te_hal.optimizers.hyperparameters import check_number, refuse, refuse_settings
+from te_hal.optimizers.hyperparameters import check_number, refuse_settings
 from te_hal.schema.errors import ArgumentError
 from te_hal.schema.flags import check_flags
+from te_hal.schema.refusals import declare, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch.optim.optimizer import ParamsT
+
+_REFUSED = declare(
+    "optimizers.FusedSGD",
+    {"materialize_master_grads": True, "set_grad_none": None},
+    {
+        "materialize_master_grads": "gradients are read in their own dtype; there is no second copy to leave out",
+        "set_grad_none": "Transformer Engine's older way of telling zero_grad(), to which set_to_none is passed",
+    },
+)
 
 _BUFFER = "momentum_buffer"
 
@@ -59,9 +69,7 @@ class FusedSGD(FusedOptimizer):
         set_grad_none: bool | None = None,
         master_weights: bool = False,
     ) -> None:
-        todo = "gradients are read in their own dtype; there is no second copy to leave out"
-        refuse("FusedSGD: materialize_master_grads", materialize_master_grads, True, todo)
-        refuse("FusedSGD: set_grad_none", set_grad_none, None, "pass set_to_none to zero_grad()")
+        refuse("FusedSGD", locals(), _REFUSED)
         check_flags("FusedSGD", {"wd_after_momentum": wd_after_momentum, "master_weights": master_weights})
         self.wd_after_momentum = wd_after_momentum
         defaults = {

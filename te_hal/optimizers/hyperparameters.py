@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from te_hal.schema.errors import ArgumentError, UnsupportedError
+from te_hal.schema.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -33,16 +33,6 @@ def check_dtype(where: str, dtype: object, accepted: Collection[torch.dtype]) ->
     """
     if dtype not in accepted:
         raise ArgumentError(where, got=repr(dtype), accepted=", ".join(map(str, accepted)), todo="choose one of these")
-
-
-def refuse(where: str, value: object, default: object, todo: str) -> None:
-    """Accept an argument at its default only.
-
-    Raises:
-        UnsupportedError: any other value.
-    """
-    if value is not default:
-        raise UnsupportedError(where, got=repr(value), accepted=repr(default), todo=todo)
 
 
 def refuse_settings(where: str, group: Mapping[str, Any], accepted: Mapping[str, object]) -> None:

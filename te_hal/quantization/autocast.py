@@ -19,13 +19,17 @@ from te_hal.quantization.recipe_support import check_forced_backend
 from te_hal.quantization.scaling_state import check_is_built
 from te_hal.quantization.updates import UpdateQueue, current_queue
 from te_hal.recipe import DelayedScaling, Recipe
-from te_hal.schema.errors import StateError, UnsupportedError
+from te_hal.schema.errors import StateError
+from te_hal.schema.refusals import declare, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
     from torch.distributed import ProcessGroup
+
+_GRAPH = {"_graph": "make_graphed_callables captures modules, and enters an autocast of its own while it does"}
+_REFUSED = declare("autocast", {"_graph": False}, _GRAPH)
 
 
 class Region:
@@ -140,10 +144,7 @@ class autocast(BlockDecorator):  # noqa: N801 - Transformer Engine's spelling
         _graph: bool = False,
     ) -> None:
         check_block("autocast", {"enabled": enabled, "calibrating": calibrating, "_graph": _graph}, recipe)
-        if _graph:
-            raise UnsupportedError(
-                "autocast: _graph", got="True", accepted="False", todo="capture into a device graph is not built yet"
-            )
+        refuse("autocast", {"_graph": _graph}, _REFUSED)
         check_group("autocast: amax_reduction_group", amax_reduction_group)
         self.enabled = enabled
         self.calibrating = calibrating

@@ -14,6 +14,7 @@ from te_hal.schema.errors import UnsupportedError
 from te_hal.schema.flags import check_flags
 from te_hal.schema.formats import E2M1, DType, ScalingMode
 from te_hal.schema.nvfp4_layout import BLOCK
+from te_hal.schema.refusals import declare
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,13 +22,23 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 #: Arguments of Transformer Engine's that take one value here, and why.
-_FIXED = {
-    "row_scaled_nvfp4": (False, "no op has a scale per row"),
-    "nvfp4_use_4over6": (False, "4-over-6, the choice between two scales per block, is not built"),
-    "nvfp4_e4m3_max": (448, "the largest E4M3; another bound is part of 4-over-6, which is not built"),
-    "nvfp4_4over6_err_mode": ("MAE", "it is part of 4-over-6, which is not built"),
-    "with_random_sign_mask": (True, "the transform has one set of signs"),
-}
+_FIXED = declare(
+    "NVFP4Quantizer",
+    {
+        "row_scaled_nvfp4": False,
+        "nvfp4_use_4over6": False,
+        "nvfp4_e4m3_max": 448,
+        "nvfp4_4over6_err_mode": "MAE",
+        "with_random_sign_mask": True,
+    },
+    {
+        "row_scaled_nvfp4": "no op has a scale per row",
+        "nvfp4_use_4over6": "no op chooses between two scales per block, which 4-over-6 is",
+        "nvfp4_e4m3_max": "448 is the largest of E4M3; another bound is part of 4-over-6, which no op has",
+        "nvfp4_4over6_err_mode": "it is part of 4-over-6, a choice between two scales per block that no op makes",
+        "with_random_sign_mask": "the transform has one set of signs",
+    },
+)
 
 
 class NVFP4Quantizer(BlockQuantizer):

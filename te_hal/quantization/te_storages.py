@@ -19,6 +19,7 @@ from te_hal.schema.block_scales import te_scale_inv
 from te_hal.schema.errors import ArgumentError, UnsupportedError
 from te_hal.schema.formats import E2M1, ColumnwiseOrder, DType, ElementFormat, ScalingMode, element_format
 from te_hal.schema.nvfp4_layout import NVFP4_MODES, set_tensor_amax
+from te_hal.schema.refusals import declare
 from te_hal.schema.storage import QuantizedStorage, StorageKind
 
 if TYPE_CHECKING:
@@ -243,12 +244,17 @@ def _nvfp4_scales(mode: ScalingMode, given: tuple[torch.Tensor | None, ...], *, 
     return buffer
 
 
+_SWIZZLED = "scales lie in rows, as backends take them"
+for _name in ("MXFP8TensorStorage", "NVFP4TensorStorage"):
+    declare(_name, {"with_gemm_swizzled_scales": False}, {"with_gemm_swizzled_scales": _SWIZZLED})
+
+
 def _refuse_swizzled(where: str, *, swizzled: bool) -> None:
     if swizzled is not False:
         raise UnsupportedError(
             f"{where}: with_gemm_swizzled_scales",
             got=repr(swizzled),
-            accepted="False: scales lie in rows",
+            accepted=f"False: {_SWIZZLED}",
             todo="quantize without optimize_for_gemm",
         )
 

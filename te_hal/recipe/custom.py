@@ -11,11 +11,18 @@ from te_hal.recipe.recipe import Recipe, check_number, refuse_attention
 from te_hal.recipe.role_settings import check_backward_override
 from te_hal.schema.environment import ENVIRONMENT
 from te_hal.schema.errors import ArgumentTypeError, StateError, UnsupportedError
+from te_hal.schema.refusals import declare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from te_hal.schema.formats import ElementFormat, ScalingMode
+
+_REFUSED = declare(
+    "recipe.CustomRecipe",
+    {"fp8_format": Format.HYBRID},
+    {"fp8_format": "which nothing reads: the factory decides each tensor's format"},
+)
 
 _ALIGNMENT = 128
 
@@ -74,7 +81,7 @@ class CustomRecipe(Recipe):
             raise UnsupportedError(
                 "CustomRecipe.fp8_format",
                 got=str(self.fp8_format),
-                accepted="Format.HYBRID, which nothing reads: the factory decides each tensor's format",
+                accepted=f"Format.HYBRID, {_REFUSED['fp8_format'].reason}",
                 todo="leave it out",
             )
         check_key("CustomRecipe.qfactory_key", self.qfactory_key)

@@ -11,6 +11,7 @@ from te_hal.recipe.role_settings import check_backward_override
 from te_hal.schema.environment import ENVIRONMENT
 from te_hal.schema.errors import ArgumentError, UnsupportedError
 from te_hal.schema.formats import E2M1, ElementFormat, ScalingMode
+from te_hal.schema.refusals import declare
 
 _INPUT, _WEIGHT, _GRADIENT = _QPARAMS = ("fp4_quant_fwd_inp", "fp4_quant_fwd_weight", "fp4_quant_bwd_grad")
 
@@ -29,6 +30,14 @@ _FOUR_OVER_SIX = {
     "nvfp4_4over6_e4m3_use_256": (_SCOPES, "all"),
     "nvfp4_4over6_err_mode": (("MAE", "MSE"), "MAE"),
 }
+
+
+_FOUR = "no op chooses between two scales per block, which 4-over-6 is"
+_REFUSED = declare(
+    "recipe.NVFP4BlockScaling",
+    {"row_scaled_activation": False} | {name: default for name, (_, default) in _FOUR_OVER_SIX.items()},
+    {"row_scaled_activation": "no op has a scale per row"} | dict.fromkeys(_FOUR_OVER_SIX, _FOUR),
+)
 
 
 @dataclass(repr=False)
@@ -91,7 +100,7 @@ class NVFP4BlockScaling(Recipe):
             raise UnsupportedError(
                 "NVFP4BlockScaling.row_scaled_activation",
                 got="True",
-                accepted="False: no op has a scale per row",
+                accepted=f"False: {_REFUSED['row_scaled_activation'].reason}",
                 todo="leave it out; a tensor then has one scale above those of its blocks",
             )
         self._refuse_four_over_six()
@@ -116,7 +125,7 @@ class NVFP4BlockScaling(Recipe):
                 raise UnsupportedError(
                     where,
                     got=repr(value),
-                    accepted=f"{default!r}: 4-over-6, the choice between two scales per block, is not built",
+                    accepted=f"{default!r}: {_REFUSED[name].reason}",
                     todo="leave the field out",
                 )
 

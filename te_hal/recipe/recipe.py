@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from te_hal.recipe.format import Format
 from te_hal.schema.errors import ArgumentError, ArgumentTypeError, TeHalError, UnsupportedError
+from te_hal.schema.refusals import declare
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -194,6 +195,15 @@ def check_format(recipe: Recipe, fp8_format: object) -> None:
         )
 
 
+_ATTENTION = "no backend has FP8 attention kernels; attention runs in the activation dtype"
+_IN_FP8 = ("fp8_dpa", "fp8_mha")
+for _name in (
+    *("DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling", "MTFP8BlockScaling"),
+    *("NVFP4BlockScaling", "CustomRecipe"),
+):
+    declare(f"recipe.{_name}", dict.fromkeys(_IN_FP8, False), dict.fromkeys(_IN_FP8, _ATTENTION))
+
+
 def refuse_attention(recipe: Recipe, *, fp8_dpa: bool, fp8_mha: bool) -> None:
     """Refuse FP8 attention by name.
 
@@ -208,7 +218,7 @@ def refuse_attention(recipe: Recipe, *, fp8_dpa: bool, fp8_mha: bool) -> None:
                 f"{type(recipe).__name__}.{name}",
                 got=repr(value),
                 accepted="False",
-                todo="no backend has FP8 attention kernels; attention runs in the activation dtype",
+                todo=_ATTENTION,
             )
 
 

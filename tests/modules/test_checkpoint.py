@@ -133,9 +133,14 @@ WRONG = {
     "flag": ((torch.sin,), {"use_reentrant": 1}, ValueError, "use_reentrant"),
     "distributed": (
         *((torch.sin,), {"distribute_saved_activations": True}, NotImplementedError),
-        "distribute_saved_activations: got True.*tensor parallelism is not built yet",
+        "distribute_saved_activations: got True.*leave it out: .*tensor parallelism",
     ),
-    "group": ((torch.sin,), {"tp_group": object()}, NotImplementedError, "tp_group.*tensor parallelism"),
+    "group": (
+        (torch.sin,),
+        {"tp_group": object()},
+        NotImplementedError,
+        "tp_group.*te_hal splits no weights over processes",
+    ),
     "no_tracker": ((torch.sin,), {"get_rng_state_tracker": lambda: 3}, ValueError, "a function that gives 3"),
     "no_tracker_function": ((torch.sin,), {"get_rng_state_tracker": 3}, ValueError, "get_rng_state_tracker: got 3"),
     "keyword_with_gradient": (

@@ -266,7 +266,7 @@ def test_without_enabled_nothing_happens():
 #: Arguments and what is said of them.
 WRONG = {
     "weights": ({"offload_weights": True}, NotImplementedError, "parameters stay on the device"),
-    "double_buffering": ({"double_buffering": True}, NotImplementedError, "double_buffering: got True.*not built yet"),
+    "double_buffering": ({"double_buffering": True}, NotImplementedError, "double_buffering: got True.*leave it out: "),
     "manual": ({"manual_synchronization": True}, NotImplementedError, "manual_synchronization: got True"),
     "layers": ({"num_layers": 0}, ValueError, "num_layers: got 0"),
     "more_layers": ({"num_layers": 3, "model_layers": 2}, ValueError, "at most model_layers"),

@@ -99,7 +99,7 @@ WRONG = {
     "no rows": (te.moe_permute, {"num_out_tokens": 0}, "num_out_tokens: got 0; accepted: -1 for all 6"),
     "rows": (te.moe_permute, {"num_out_tokens": -2}, "num_out_tokens: got -2"),
     "no int": (te.moe_permute, {"num_out_tokens": torch.tensor(6)}, "num_out_tokens: got tensor"),
-    "workspace": (te.moe_permute, {"max_token_num": 64}, "max_token_num: got 64.*not built yet"),
+    "workspace": (te.moe_permute, {"max_token_num": 64}, "max_token_num: got 64.*leave it out: "),
     "probs": (te.moe_permute_with_probs, {"probs": PROBS[:, :1]}, r"probs: got shape \(6, 1\)"),
     "probs' dtype": (te.moe_permute_with_probs, {"probs": PROBS.double()}, "probs: got .*torch.float64"),
     "counts": (
