@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from te_hal.quantization.quantized_tensor import QuantizedTensor
 from te_hal.quantization.te_names import Float8Names
+from te_hal.quantization.te_storages import Float8TensorStorage
 from te_hal.schema.formats import ScalingMode
 
 
@@ -16,3 +17,4 @@ class Float8Tensor(Float8Names, QuantizedTensor):
     """
 
     modes: ClassVar[frozenset[ScalingMode]] = frozenset({ScalingMode.TENSOR})
+    storage_class = Float8TensorStorage

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 from te_hal.quantization.hybrid_storage import HybridMode, HybridStorage
 from te_hal.quantization.quantized_tensor import QuantizedTensor, wrap
 from te_hal.quantization.quantizer_arguments import dropped_usages
-from te_hal.quantization.te_part_storages import named_part, named_storage
+from te_hal.quantization.te_part_storages import HybridQuantizedTensorStorage, named_part, named_storage
 from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ class HybridQuantizedTensor(QuantizedTensor):
     """
 
     modes: ClassVar[frozenset[Any]] = frozenset({HybridMode.HYBRID})
+    storage_class = HybridQuantizedTensorStorage
 
     @property
     def _rowwise_storage(self) -> Any:  # noqa: ANN401 - a storage of any class, or None

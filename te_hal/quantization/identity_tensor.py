@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 from te_hal.quantization.identity_storage import IdentityMode, IdentityStorage
 from te_hal.quantization.quantized_tensor import QuantizedTensor
 from te_hal.quantization.quantizer_arguments import check_identity_usages
+from te_hal.quantization.te_part_storages import IdentityTensorStorage
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +21,7 @@ class IdentityTensor(QuantizedTensor):
     """
 
     modes: ClassVar[frozenset[Any]] = frozenset({IdentityMode.IDENTITY})
+    storage_class = IdentityTensorStorage
 
     @property
     def _hp_data(self) -> torch.Tensor:

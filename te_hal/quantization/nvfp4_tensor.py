@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from te_hal.quantization.quantized_tensor import QuantizedTensor
 from te_hal.quantization.te_names import NVFP4Names
+from te_hal.quantization.te_storages import NVFP4TensorStorage
 from te_hal.schema.nvfp4_layout import NVFP4_MODES
 
 if TYPE_CHECKING:
@@ -20,3 +21,4 @@ class NVFP4Tensor(NVFP4Names, QuantizedTensor):
     """
 
     modes: ClassVar[frozenset[ScalingMode]] = NVFP4_MODES
+    storage_class = NVFP4TensorStorage

@@ -13,6 +13,7 @@ from te_hal.quantization.copies import with_copies
 from te_hal.quantization.hybrid_storage import values_of
 from te_hal.quantization.quantizer_arguments import check_usage
 from te_hal.quantization.separate_buffers import SeparateBuffers, forbid_address
+from te_hal.quantization.te_constructors import chosen_storage
 from te_hal.quantization.te_names import TeNames
 from te_hal.quantization.tensor_text import text_of
 from te_hal.schema.errors import ArgumentError, StateError
@@ -20,7 +21,7 @@ from te_hal.schema.formats import FORMATS, ColumnwiseOrder, ScalingMode
 from te_hal.schema.storage import QuantizedStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from te_hal.quantization.quantizer import Quantizer
 
@@ -41,7 +42,10 @@ class QuantizedTensor(SeparateBuffers, TeNames, torch.Tensor):
     ``torch.serialization.safe_globals([rebuild_quantized_tensor])`` from this file.
 
     Args:
-        storage: the data; shared, not copied.
+        storage: the data; shared, not copied. Or the shape, as Transformer Engine's classes take it; then ``dtype`` and
+            the arguments of the class's storage, by name, say what the tensor holds (te_constructors).
+        dtype: nominal dtype, with a shape only.
+        shape, device: with a shape only: the shape by its name; where the buffers lie.
         quantizer: used by in-place operations; None refuses them.
         requires_grad: as for any tensor.
 
@@ -55,30 +59,39 @@ class QuantizedTensor(SeparateBuffers, TeNames, torch.Tensor):
     #: Scaling modes of the class; none: those of no other class.
     modes: ClassVar[frozenset[ScalingMode]] = frozenset()
 
+    #: Class of storages whose arguments the class takes, too.
+    storage_class: ClassVar[Any] = None
+
     def __new__(  # noqa: PYI034 - typing.Self needs Python 3.11
         cls,
-        storage: QuantizedStorage,
+        storage: QuantizedStorage | Sequence[int] | None = None,
+        dtype: torch.dtype | None = None,
         *,
+        shape: Sequence[int] | None = None,
+        device: torch.device | str | None = None,
         quantizer: Quantizer | None = None,
         requires_grad: bool = False,
+        **named: Any,  # noqa: ANN401 - what the storage class takes
     ) -> QuantizedTensor:
         """Wrap a storage; see the class.
 
         Raises:
-            ArgumentError: a storage of a scaling mode that belongs to another class.
+            ArgumentError: a storage of a scaling mode that belongs to another class, or buffers that do not fit.
+            ArgumentTypeError: an argument that does not go with the others.
         """
-        if storage.mode not in cls.modes:
+        held = chosen_storage(cls, storage, dtype, shape=shape, device=device, quantizer=quantizer, named=named)
+        if held.mode not in cls.modes:
             raise ArgumentError(
                 cls.__name__,
-                got=repr(storage),
+                got=repr(held),
                 accepted=f"scaling mode {', '.join(sorted(mode.value for mode in cls.modes)) or '(none)'}",
                 todo="wrap it by te_hal.quantization.quantized_tensor.wrap, which knows the class of every mode",
             )
         made: QuantizedTensor = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001 - torch's documented way
-            cls, storage.shape, dtype=storage.dtype, device=storage.device, requires_grad=requires_grad
+            cls, held.shape, dtype=held.dtype, device=held.device, requires_grad=requires_grad
         )
         forbid_address(made)
-        made.quantized_storage = storage
+        made.quantized_storage = held
         made._quantizer = quantizer
         return made
 

@@ -11,7 +11,7 @@ from te_hal.quantization.identity_storage import IdentityMode, IdentityStorage
 from te_hal.quantization.quantizer_arguments import check_identity_usages, dropped_usages
 from te_hal.quantization.te_storage_methods import StorageMethods, TensorsToo
 from te_hal.quantization.te_storages import te_storage
-from te_hal.schema.errors import ArgumentTypeError
+from te_hal.schema.errors import ArgumentError, ArgumentTypeError
 
 if TYPE_CHECKING:
     from te_hal.quantization.hybrid_storage import Part
@@ -80,7 +80,7 @@ class HybridQuantizedTensorStorage(StorageMethods, HybridStorage, metaclass=Tens
         fake_dtype: nominal dtype.
 
     Raises:
-        ArgumentError: no part.
+        ArgumentError: no part, or two of different shapes or devices.
     """
 
     __slots__ = ("_quantizer",)
@@ -99,9 +99,8 @@ class HybridQuantizedTensorStorage(StorageMethods, HybridStorage, metaclass=Tens
         del rowwise_quantizer, columnwise_quantizer
         whole = rowwise_storage if rowwise_storage is not None else columnwise_storage
         shape = () if whole is None else tuple(whole.shape)
-        parts = [
-            each.data if isinstance(each, IdentityStorage) else each for each in (rowwise_storage, columnwise_storage)
-        ]
+        parts = [_part(each) for each in (rowwise_storage, columnwise_storage)]
+        _check_parts(parts)
         HybridStorage.__init__(self, parts[0], parts[1], shape=shape, dtype=fake_dtype)
         self._quantizer = quantizer
 
@@ -145,6 +144,24 @@ class HybridQuantizedTensorStorage(StorageMethods, HybridStorage, metaclass=Tens
             "quantizer": self._quantizer,
             "fake_dtype": self.dtype,
         }
+
+
+def _part(given: Any) -> Any:  # noqa: ANN401 - a storage of any class, or a tensor
+    held = getattr(given, "quantized_storage", given)
+    return held.data if isinstance(held, IdentityStorage) else held
+
+
+def _check_parts(parts: list[Any]) -> None:
+    row, column = parts
+    if row is None or column is None:
+        return
+    if (tuple(row.shape), row.device) != (tuple(column.shape), column.device):
+        raise ArgumentError(
+            "HybridQuantizedTensorStorage: columnwise_storage",
+            got=f"shape {tuple(column.shape)} on {column.device}",
+            accepted=f"shape {tuple(row.shape)} on {row.device}, as of rowwise_storage",
+            todo="pass the parts of one tensor",
+        )
 
 
 def named_part(part: Part | None) -> Any:  # noqa: ANN401 - a storage of any class
