@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from te_hal.schema.block_scales import SQUARE_MODES, te_scale_inv
-from te_hal.schema.errors import ArgumentError, ArgumentTypeError
+from te_hal.schema.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from te_hal.schema.nvfp4_layout import tensor_amax
 
 if TYPE_CHECKING:
@@ -27,9 +27,17 @@ class TeNames:
     def _rowwise_data(self) -> torch.Tensor | None:
         return self._storage.rowwise_data  # type: ignore[no-any-return] # a buffer
 
+    @_rowwise_data.setter
+    def _rowwise_data(self, value: torch.Tensor | None) -> None:
+        self._assign("rowwise", value)
+
     @property
     def _columnwise_data(self) -> torch.Tensor | None:
         return self._storage.columnwise_data  # type: ignore[no-any-return]
+
+    @_columnwise_data.setter
+    def _columnwise_data(self, value: torch.Tensor | None) -> None:
+        self._assign("columnwise", value)
 
     @property
     def _rowwise_scale_inv(self) -> torch.Tensor | None:
@@ -46,6 +54,20 @@ class TeNames:
     @property
     def _dtype(self) -> torch.dtype:
         return self._storage.dtype  # type: ignore[no-any-return]
+
+    def _assign(self, way: str, value: torch.Tensor | None) -> None:
+        """None drops a copy, and the shape stays; other codes, or no copy at all, are refused."""
+        if value is getattr(self._storage, f"{way}_data"):
+            return
+        left = {**self.get_usages(), way: False}
+        if value is not None or not any(left.values()):
+            raise UnsupportedError(
+                f"{type(self).__name__}: {way} codes",
+                got="no codes for the last copy" if value is None else "codes without their scales",
+                accepted="None, where the other copy is there",
+                todo="use prepare_for_saving, replace_raw_data or copy_from_storage, or build another one",
+            )
+        self.update_usage(rowwise_usage=left["rowwise"], columnwise_usage=left["columnwise"])  # type: ignore[attr-defined] # of those that this is mixed into
 
     def get_usages(self) -> dict[str, bool]:
         """The copies that are there."""
@@ -120,9 +142,17 @@ class Float8Names(TeNames):
     def _data(self) -> torch.Tensor | None:
         return self._rowwise_data
 
+    @_data.setter
+    def _data(self, value: torch.Tensor | None) -> None:
+        self._assign("rowwise", value)
+
     @property
     def _transpose(self) -> torch.Tensor | None:
         return self._columnwise_data
+
+    @_transpose.setter
+    def _transpose(self, value: torch.Tensor | None) -> None:
+        self._assign("columnwise", value)
 
     @property
     def _transpose_invalid(self) -> bool:

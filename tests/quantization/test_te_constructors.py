@@ -10,7 +10,7 @@ from custom_recipes import BF16, E4M3
 from hybrids import hybrid
 
 import te_hal.modules as te
-from te_hal.schema.errors import ArgumentError, ArgumentTypeError
+from te_hal.schema.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 
 DTYPES = {"e4m3": (te.DType.kFloat8E4M3, torch.float8_e4m3fn), "e5m2": (te.DType.kFloat8E5M2, torch.float8_e5m2)}
 SCALE_INV = 0.25
@@ -164,3 +164,30 @@ def test_parts_of_two_tensors_are_refused() -> None:
         te.HybridQuantizedTensor(
             shape=row.shape, dtype=BF16, rowwise_storage=row, columnwise_storage=column, quantizer=None
         )
+
+
+@pytest.mark.parametrize("name", ["delayed", "1x128", "128x128", "mxfp8", "nvfp4"])
+@pytest.mark.parametrize("way", ["rowwise", "columnwise"])
+def test_none_assigned_to_codes_drops_that_copy_alone(name: str, way: str) -> None:
+    made = QUANTIZERS[name]()(values().to(BF16))
+    made.update_usage(rowwise_usage=True, columnwise_usage=True)
+    other = "columnwise" if way == "rowwise" else "rowwise"
+    kept = getattr(made, f"_{other}_data")
+    setattr(made, f"_{way}_data", None)
+    assert made.get_usages() == {way: False, other: True}
+    assert getattr(made, f"_{way}_data") is None
+    assert getattr(made, f"_{other}_data") is kept
+    assert made.shape == (32, 64)
+    with pytest.raises(UnsupportedError, match="last copy"):
+        setattr(made, f"_{other}_data", None)
+    with pytest.raises(UnsupportedError, match="without their scales"):
+        setattr(made, f"_{other}_data", kept.clone())
+
+
+def test_float8_names_drop_copies_too() -> None:
+    made = float8(data_transpose=values().to(torch.float8_e4m3fn).view(torch.uint8).t().contiguous())
+    before = made.dequantize()
+    made._data = None
+    assert torch.equal(made.dequantize(), before)
+    with pytest.raises(UnsupportedError, match="last copy"):
+        made._transpose = None
