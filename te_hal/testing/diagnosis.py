@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from te_hal.schema.formats import ScalingMode
+from te_hal.schema.nvfp4_layout import NVFP4_MODES
 from te_hal.schema.storage import QuantizedStorage
 from te_hal.testing.axes import flag_axis
 from te_hal.testing.case import Case, everyday, is_valid
@@ -94,7 +95,8 @@ def _hints_of_casts(case: Case, found: dict[str, Any]) -> Iterator[str]:
     if wrong and all(_only_ties_went_up(held[label], due[label]) for label in wrong):
         yield "every wrong code is the one above an even one that is due: ties are rounded away from zero"
     storage = found["output"]
-    if wrong == ["output.columnwise_data"] and storage.rowwise_data is not None and _is_requantized(case, storage):
+    plain = storage.rowwise_data is not None and storage.mode not in NVFP4_MODES
+    if wrong == ["output.columnwise_data"] and plain and _is_requantized(case, storage):
         yield "this is the cast of the rowwise copy's values: both copies are cast from the unquantized tensor"
     if wrong and all(_only_not_a_number(due[label], held[label]) for label in wrong):
         yield "every wrong code is one where NaN is due: NaN is dropped"

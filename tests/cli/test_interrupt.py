@@ -142,9 +142,14 @@ def test_a_file_that_is_half_written_when_the_process_ends_is_removed(tmp_path):
 
 
 LOADING = """
-import os, signal
+import os, signal, time
 import te_hal.cli as cli
-cli.load_app = lambda: os.kill(os.getpid(), signal.SIGINT)
+
+def load():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(30)  # where another thread gets the signal, this one hears of it a little later
+
+cli.load_app = load
 cli.main()
 """
 

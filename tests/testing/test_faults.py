@@ -106,3 +106,11 @@ def test_a_kernel_on_the_current_stream_passes():
     stream = LazyStream()
     backend = faulty("amax", queued_on(stream))
     assert run_case(Tested(backend, CPU, Lists(), stream), Case.of(STREAM_CASE)).status is Status.PASSED
+
+
+def test_a_wrong_copy_of_two_codes_a_byte_is_a_finding_like_any_other():
+    """What explains wrong codes of a byte each is not asked."""
+    case = Case.of("quantize:shape=128x128,values=outlier,scale=none,dtype=e2m1,mode=nvfp4,columnwise=true")
+    outcome = run_case(Tested(FAULTS["columnwise from rowwise"].backend(), CPU, Lists()), case)
+    assert outcome.status is Status.FAILED
+    assert Kind.VALUES in [finding.kind for finding in outcome.findings]
