@@ -37,7 +37,13 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
     "Optimizers": ("optimizers.",),
     "Functions and contexts": ("",),
 }
-_NAMES = {"torch": torch, "Format": recipe.Format, "MMParams": recipe.MMParams, "DType": te.DType}
+_NAMES = {
+    "torch": torch,
+    "RoutingMapFormat": te.router.RoutingMapFormat,
+    "Format": recipe.Format,
+    "MMParams": recipe.MMParams,
+    "DType": te.DType,
+}
 
 
 class Row(NamedTuple):
@@ -55,7 +61,8 @@ def surface() -> dict[str, Any]:
 
 
 @cache
-def _notes() -> dict[str, Any]:
+def notes() -> dict[str, Any]:
+    """What neither declarations nor signatures say, by table, callable and argument."""
     found: dict[str, Any] = json.loads(NOTES.read_text(encoding="utf-8"))
     return found
 
@@ -66,7 +73,7 @@ def here(name: str) -> object:
     Raises:
         AttributeError: it neither has nor refuses the name.
     """
-    if name in te._LATER:  # noqa: SLF001
+    if name in te._REFUSED_NAMES:  # noqa: SLF001
         return None
     found: object = recipe if name.startswith("recipe.") else te
     for part in name.removeprefix("recipe.").split("."):
@@ -98,7 +105,7 @@ def _row(whole: str, given: str, default: str | None, ours: Any, refusal: Any) -
     absent, note = _noted("absent", whole, argument), _noted("different", whole, argument)
     if absent:
         return Row(argument, "refused", absent)
-    renamed = _notes()["renamed"].get(whole, {}).get(argument)
+    renamed = notes()["renamed"].get(whole, {}).get(argument)
     if renamed:
         return Row(argument, "different", f"called `{renamed}`")
     takes_any = {p.kind: p for p in ours.values()}
@@ -114,8 +121,8 @@ def _row(whole: str, given: str, default: str | None, ours: Any, refusal: Any) -
 
 
 def _noted(table: str, whole: str, argument: str) -> str:
-    notes = _notes()[table]
-    return str(notes.get(whole, {}).get(argument, "") or notes["*"].get(argument, ""))
+    told = notes()[table]
+    return str(told.get(whole, {}).get(argument, "") or told["*"].get(argument, ""))
 
 
 def _changed(theirs: str | None, ours: object) -> str:
@@ -154,8 +161,9 @@ def parity_page() -> str:
 
 
 def _callable(name: str, described: dict[str, Any]) -> str:
-    if here(name) is None:
-        return f"### `{name}`\n\nRefused: {te._LATER[name]}."  # noqa: SLF001
+    whole = te._REFUSED_NAMES.get(name, "") or notes()["refused"].get(name, "")  # noqa: SLF001
+    if whole:
+        return f"### `{name}`\n\nRefused: {whole}."
     parts = [f"### `{name}`"]
     if described["arguments"] or not described["methods"]:
         parts.append(_told_rows("", rows(name, "", described["arguments"])))
@@ -200,9 +208,9 @@ def _merged(found: list[Row]) -> list[Row]:
 def _other_names(values: dict[str, str]) -> str:
     told = []
     for name in sorted(values):
-        refused = name in te._LATER  # noqa: SLF001
+        refused = name in te._REFUSED_NAMES  # noqa: SLF001
         here(name)
-        told.append(f"| `{name}` | {'refused: ' + te._LATER[name] if refused else 'supported'} |")  # noqa: SLF001
+        told.append(f"| `{name}` | {'refused: ' + te._REFUSED_NAMES[name] if refused else 'supported'} |")  # noqa: SLF001
     return "\n".join(["| name | |", "|---|---|", *told])
 
 

@@ -174,7 +174,7 @@ __all__ = [
 ]
 
 #: Names of transformer_engine.pytorch that are refused, and why.
-_LATER = {
+_REFUSED_NAMES = {
     "CusolverMpCtx": "it holds a handle of cuSolverMp, NVIDIA's own library; newton_schulz takes whole matrices, on "
     "any device, with ctx=None",
     "FusedMLAQUpProjRopeQuant": "it is one kernel for NVIDIA's Blackwell; Linear, RotaryPositionEmbedding and a "
@@ -188,10 +188,10 @@ _LATER = {
 
 
 def __getattr__(name: str) -> object:
-    if name in _LATER:
+    if name in _REFUSED_NAMES:
         raise NotBuiltError(
             f"te_hal.modules.{name}",
-            got=f"a name of Transformer Engine that is refused: {_LATER[name]}",
+            got=f"a name of Transformer Engine that is refused: {_REFUSED_NAMES[name]}",
             accepted=", ".join(__all__),
             todo="docs/te_parity.md lists what is here and what is not",
         )

@@ -78,7 +78,7 @@ def check_activation(where: str, name: object, parameters: object) -> tuple[tupl
         The parameters as pairs.
 
     Raises:
-        ArgumentError: an unknown activation; a parameter that it lacks, or that is no number.
+        ArgumentError: an unknown activation; a parameter that it lacks, that is no finite number, or a negative limit.
     """
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ArgumentError(

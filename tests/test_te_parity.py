@@ -93,11 +93,17 @@ def named(whole: str):
 def test_every_argument_of_transformer_engine_is_here_or_refused_with_a_reason(name):
     """`rows` raises on one that is neither."""
     if page.here(name) is None:
-        assert len(te._LATER[name]) > 10
+        assert len(te._REFUSED_NAMES[name]) > 10
         return
     found = page.rows(name, "", SURFACE[name]["arguments"])
     assert {row.argument for row in found} >= {argument.lstrip("*") for argument in SURFACE[name]["arguments"]}
     assert all(row.words for row in found if row.kind != "supported")
+
+
+@pytest.mark.parametrize("name", page.notes()["refused"])
+def test_what_is_refused_whole_is_refused_whatever_it_is_called_with(name):
+    with pytest.raises(NotImplementedError, match=name.rpartition(".")[2]):
+        page.here(name)(None)
 
 
 def test_an_argument_that_nobody_knows_is_an_error():

@@ -20,7 +20,7 @@ def quantizer_factory(*, key: Hashable) -> Callable[[_Factory], _Factory]:
             convention a name and a version.
 
     Raises:
-        ArgumentTypeError: a key that cannot be hashed.
+        ArgumentTypeError: a key that cannot be hashed, or is not equal to itself.
     """
     check_key("quantizer_factory key", key)
 
@@ -32,17 +32,25 @@ def quantizer_factory(*, key: Hashable) -> Callable[[_Factory], _Factory]:
 
 
 def check_key(where: str, key: object) -> None:
-    """Refuse what cannot be hashed.
+    """Refuse what cannot be hashed, or is not equal to itself: tensors and NaN, inside of tuples too.
 
     Raises:
         ArgumentTypeError: see above.
     """
-    try:
-        hash(key)
-    except TypeError:
+    if not _is_a_key(key):
         raise ArgumentTypeError(
             where,
             got=f"{key!r}, a {type(key).__name__}",
-            accepted="what is hashable (must be hashable), such as a tuple of a name and a version",
+            accepted="what is hashable (must be hashable) and equals itself, such as a tuple of a name and a version",
             todo='write key=("my_policy", 1)',
-        ) from None
+        )
+
+
+def _is_a_key(key: object) -> bool:
+    if isinstance(key, tuple):
+        return all(map(_is_a_key, key))
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    return (key == key) is True  # noqa: PLR0124 - neither NaN is, nor a tensor

@@ -57,10 +57,15 @@ TAKES_A_KEY = {
 }
 
 
+NO_KEYS = {"a list": ["mine"], "a tensor": torch.ones(3), "one number": torch.ones(()), "NaN": float("nan")}
+
+
+@pytest.mark.parametrize("key", NO_KEYS)
 @pytest.mark.parametrize("where", TAKES_A_KEY)
-def test_a_key_that_cannot_be_hashed_is_refused(where):
-    with pytest.raises(TypeError, match="must be hashable"):
-        TAKES_A_KEY[where](["mine"])
+def test_a_key_that_cannot_be_hashed_or_is_not_equal_to_itself_is_refused(where, key):
+    for given in (NO_KEYS[key], ("mine", (NO_KEYS[key],))):
+        with pytest.raises(TypeError, match="must be hashable"):
+            TAKES_A_KEY[where](given)
 
 
 @pytest.mark.parametrize("key", [None, ("mine", 1)], ids=["without", "with"])
