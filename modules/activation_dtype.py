@@ -82,7 +82,7 @@ def _mixed(module: str, dtype: torch.dtype, parameters: Mapping[str, torch.Tenso
         module,
         got=f"input of {dtype}, {name} of {other}",
         accepted="one dtype for input and parameters outside of torch.autocast",
-        todo=f"cast the input, build the module with params_dtype={dtype}, or use torch.autocast",
+        todo=f"cast the input, build the module with params_dtype={dtype} (an op with dtype), or use torch.autocast",
     )
 
 

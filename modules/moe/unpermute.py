@@ -56,7 +56,10 @@ def moe_unpermute(
     merging_probs = renamed(_WHERE, "merging_probs", merging_probs, "probs", probs)
     if merging_probs is not None:
         check_tensor(f"{_WHERE}: merging_probs", merging_probs)
-    if check_map_type(_WHERE, map_type) == "mask":
+    by_mask = check_map_type(_WHERE, map_type) == "mask"
+    if isinstance(row_id_map, torch.Tensor) and row_id_map.dim() != (2 if by_mask else 1):
+        raise _wrong_map(row_id_map, "[tokens, 2 experts + 1] of a mask" if by_mask else "[tokens * top-k] of indices")
+    if by_mask:
         check_integers(f"{_WHERE}: row_id_map", row_id_map, (None, None), inp.device)
         if row_id_map.shape[1] % 2 == 0:
             raise _wrong_map(row_id_map, "[tokens, 2 experts + 1] of a mask")

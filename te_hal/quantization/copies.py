@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from te_hal.quantization.quantizer_arguments import check_usage
 from te_hal.schema.block_scales import SQUARE_MODES, block_copy
 from te_hal.schema.errors import UnsupportedError
 from te_hal.schema.formats import ColumnwiseOrder, ScalingMode
@@ -12,6 +13,8 @@ from te_hal.schema.storage import QuantizedStorage, StorageKind
 
 if TYPE_CHECKING:
     import torch
+
+    from te_hal.quantization.quantizer import Quantizer
 
 #: Modes in which both copies hold the same codes.
 _SAME_CODES = SQUARE_MODES | {ScalingMode.TENSOR}
@@ -25,6 +28,26 @@ def follow(storage: QuantizedStorage, *, rowwise: bool, columnwise: bool, order:
 def _are_there(storage: QuantizedStorage, *, rowwise: bool, columnwise: bool, order: ColumnwiseOrder) -> bool:
     has_column = storage.columnwise_data is not None and storage.columnwise_order == order
     return (not rowwise or storage.rowwise_data is not None) and (not columnwise or has_column)
+
+
+def with_usages(
+    where: str, storage: QuantizedStorage, quantizer: Quantizer | None, rowwise: bool | None, columnwise: bool | None
+) -> QuantizedStorage:
+    """The copies that ``update_usage`` of ``where`` asks for; None: as they are.
+
+    A columnwise copy that is made lies as the quantizer would make it.
+
+    Raises:
+        ArgumentError: an argument is no bool, or no copy would be left.
+        UnsupportedError: a copy is missing that does not follow from the other without rounding again.
+    """
+    wanted = {"rowwise": storage.kind.rowwise, "columnwise": storage.kind.columnwise}
+    for name, usage in (("rowwise", rowwise), ("columnwise", columnwise)):
+        check_usage(f"{where}.update_usage: {name}_usage", usage)
+        wanted[name] = wanted[name] if usage is None else usage
+    makes = quantizer is not None and not storage.kind.columnwise
+    order = quantizer.columnwise_order if makes else storage.columnwise_order
+    return with_copies(storage, **wanted, order=order).keep(**wanted)
 
 
 def with_copies(

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 import torch
 
 from te_hal.quantization import quantized_operations
-from te_hal.quantization.copies import with_copies
+from te_hal.quantization.copies import with_usages
 from te_hal.quantization.hybrid_storage import values_of
-from te_hal.quantization.quantizer_arguments import check_usage
 from te_hal.quantization.separate_buffers import SeparateBuffers, forbid_address
 from te_hal.quantization.te_constructors import chosen_storage
 from te_hal.quantization.te_names import TeNames
@@ -154,15 +153,8 @@ class QuantizedTensor(SeparateBuffers, TeNames, torch.Tensor):
             ArgumentError: an argument is no bool, or no copy would be left.
             UnsupportedError: a copy is missing that does not follow from the other without rounding again.
         """
-        wanted = self.get_usages()
-        for name, usage in (("rowwise", rowwise_usage), ("columnwise", columnwise_usage)):
-            check_usage(f"{type(self).__name__}.update_usage: {name}_usage", usage)
-            wanted[name] = wanted[name] if usage is None else usage
-        storage = self.quantized_storage
-        order = storage.columnwise_order
-        if not storage.kind.columnwise and self._quantizer is not None:
-            order = self._quantizer.columnwise_order
-        self.quantized_storage = with_copies(storage, **wanted, order=order).keep(**wanted)
+        storage, kind = self.quantized_storage, type(self).__name__
+        self.quantized_storage = with_usages(kind, storage, self._quantizer, rowwise_usage, columnwise_usage)
 
     def _get_quantizer(self) -> Quantizer:
         """Transformer Engine's name for the quantizer of this tensor."""

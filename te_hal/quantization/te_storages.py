@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from te_hal.quantization.copies import with_copies
-from te_hal.quantization.quantizer_arguments import check_usage
+from te_hal.quantization.copies import with_usages
 from te_hal.quantization.te_names import BlockNames, Float8Names, MXFP8Names, NVFP4Names
 from te_hal.quantization.te_storage_methods import StorageMethods, TensorsToo
 from te_hal.schema.block_scales import te_scale_inv
@@ -78,14 +77,7 @@ class QuantizedTensorStorage(StorageMethods, QuantizedStorage, metaclass=Tensors
             ArgumentError: an argument is no bool, or no copy would be left.
             UnsupportedError: a copy is missing that does not follow from the other without rounding again.
         """
-        wanted = self.get_usages()
-        for name, usage in (("rowwise", rowwise_usage), ("columnwise", columnwise_usage)):
-            check_usage(f"{type(self).__name__}.update_usage: {name}_usage", usage)
-            wanted[name] = wanted[name] if usage is None else usage
-        order = self.columnwise_order
-        if not self.kind.columnwise and self._quantizer is not None:
-            order = self._quantizer.columnwise_order
-        _take(self, with_copies(self, **wanted, order=order).keep(**wanted))
+        _take(self, with_usages(type(self).__name__, self, self._quantizer, rowwise_usage, columnwise_usage))
 
 
 def _take(into: QuantizedStorage, storage: QuantizedStorage) -> None:

@@ -119,7 +119,12 @@ WRONG = {
         {"row_id_map": INDEX_MAP, "map_type": "index", "pad_offsets": torch.zeros(2)},
         "pad_offsets: got map_type=.index.",
     ),
-    "mask's map as indices": (te.moe_unpermute, {"map_type": "index"}, r"row_id_map: got shape \(6, 5\)"),
+    "mask's map as indices": (te.moe_unpermute, {"map_type": "index"}, r"row_id_map: got shape \(6, 5\).*map_type"),
+    "map of indices as a mask's": (
+        te.moe_unpermute,
+        {"row_id_map": INDEX_MAP},
+        "row_id_map: got shape .*same map_type",
+    ),
     "tokens of indices": (
         te.moe_unpermute,
         {"row_id_map": INDEX_MAP, "map_type": "index", "merging_probs": PROBS[:4]},
