@@ -135,6 +135,9 @@ REFUSED_CALL = {
     "bf16_backward": (True, "attention here runs in the activation dtype both ways"),
     "num_splits": (2, "how keys are split over kernels is up to torch"),
     "score_mod": (abs, "post_scale_bias"),
+    "score_mod_bprop": (abs, "post_scale_bias"),
+    "score_mod_tensors": ({}, "post_scale_bias"),
+    "score_mod_bprop_tensors": ({}, "post_scale_bias"),
 }
 
 

@@ -69,7 +69,7 @@ def test_what_was_chosen_is_what_runs(name, monkeypatch):
 
 @pytest.mark.parametrize(
     ("places", "names"),
-    [((), {"attn_masktype": "padding"}), ((None,) * 27, {}), ((), {"query_layer": MASK})],
+    [((), {"attn_masktype": "padding"}), ((None,) * 30, {}), ((), {"query_layer": MASK})],
     ids=["a name that forward lacks", "too many", "twice"],
 )
 def test_the_choice_takes_arguments_of_a_call_and_no_others(places, names):

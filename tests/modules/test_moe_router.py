@@ -238,7 +238,10 @@ WRONG = {
     "format's number": ({"routing_map_format": 2}, "routing_map_format: got 2"),
     "indices": ({"topk_indices": torch.zeros(5, 3, dtype=torch.int64)}, r"topk_indices: got shape \(5, 3\)"),
     "float indices": ({"topk_indices": torch.zeros(5, 2)}, "topk_indices: got .*torch.float32"),
-    "quantile balancing": ({"qb_histogram_mode": "two_kernel"}, "qb_histogram_mode: .*quantile balancing is not built"),
+    "quantile balancing": (
+        {"qb_histogram_mode": "two_kernel"},
+        "qb_histogram_mode: .*quantile balancing has no kernel",
+    ),
 }
 
 

@@ -58,7 +58,7 @@ WRONG = {
     "none": ((None,), {}, TypeError, "newton_schulz: x"),
     "steps": ((torch.zeros(3, 3),), {"num_iterations": 0}, ValueError, "num_iterations: got 0"),
     "coefficients": ((torch.zeros(3, 3),), {"coefficients": [1.0]}, ValueError, "got 1 of them; accepted: 15"),
-    "context": ((torch.zeros(3, 3), object()), {}, NotImplementedError, "ctx: got .*gather the columns first"),
+    "context": ((torch.zeros(3, 3), object()), {}, NotImplementedError, "ctx: got .*gather them, and pass the whole"),
 }
 
 
