@@ -45,8 +45,9 @@ def with_usages(
     for name, usage in (("rowwise", rowwise), ("columnwise", columnwise)):
         check_usage(f"{where}.update_usage: {name}_usage", usage)
         wanted[name] = wanted[name] if usage is None else usage
-    makes = quantizer is not None and not storage.kind.columnwise
-    order = quantizer.columnwise_order if makes else storage.columnwise_order
+    order = storage.columnwise_order
+    if quantizer is not None and not storage.kind.columnwise:
+        order = quantizer.columnwise_order
     return with_copies(storage, **wanted, order=order).keep(**wanted)
 
 
