@@ -15,14 +15,20 @@ from te_hal.quantization.copies import with_usages
 from te_hal.quantization.te_names import BlockNames, Float8Names, MXFP8Names, NVFP4Names
 from te_hal.quantization.te_storage_methods import StorageMethods, TensorsToo
 from te_hal.schema.block_scales import te_scale_inv
-from te_hal.schema.errors import ArgumentError, UnsupportedError
+from te_hal.schema.errors import ArgumentError
 from te_hal.schema.formats import E2M1, ColumnwiseOrder, DType, ElementFormat, ScalingMode, element_format
 from te_hal.schema.nvfp4_layout import NVFP4_MODES, set_tensor_amax
-from te_hal.schema.refusals import declare
+from te_hal.schema.refusals import declare, refuse
 from te_hal.schema.storage import QuantizedStorage, StorageKind
 
 if TYPE_CHECKING:
     from te_hal.quantization.quantizer import Quantizer
+
+_SWIZZLED = {"with_gemm_swizzled_scales": "scales lie in rows, as backends take them"}
+_OF_MXFP8, _OF_NVFP4 = (
+    declare(name, {"with_gemm_swizzled_scales": False}, _SWIZZLED)
+    for name in ("MXFP8TensorStorage", "NVFP4TensorStorage")
+)
 
 
 class QuantizedTensorStorage(StorageMethods, QuantizedStorage, metaclass=TensorsToo):
@@ -161,7 +167,7 @@ class MXFP8TensorStorage(MXFP8Names, QuantizedTensorStorage):
         *,
         fake_dtype: torch.dtype = torch.float32,
     ) -> None:
-        _refuse_swizzled("MXFP8TensorStorage", swizzled=with_gemm_swizzled_scales)
+        refuse("MXFP8TensorStorage", locals(), _OF_MXFP8)
         codes = element_format(fp8_dtype, "MXFP8TensorStorage: fp8_dtype")
         order = ColumnwiseOrder.SAME if quantizer is None else quantizer.columnwise_order
         buffers = (rowwise_data, rowwise_scale_inv, columnwise_data, columnwise_scale_inv)
@@ -192,7 +198,7 @@ class NVFP4TensorStorage(NVFP4Names, QuantizedTensorStorage):
         *,
         fake_dtype: torch.dtype = torch.float32,
     ) -> None:
-        _refuse_swizzled("NVFP4TensorStorage", swizzled=with_gemm_swizzled_scales)
+        refuse("NVFP4TensorStorage", locals(), _OF_NVFP4)
         if fp4_dtype not in (DType.kFloat4E2M1, E2M1):
             raise ArgumentError(
                 "NVFP4TensorStorage: fp4_dtype", got=repr(fp4_dtype), accepted="te.DType.kFloat4E2M1", todo="correct it"
@@ -234,21 +240,6 @@ def _nvfp4_scales(mode: ScalingMode, given: tuple[torch.Tensor | None, ...], *, 
     blocks.copy_(scales.view(torch.uint8))
     set_tensor_amax(buffer, amax.reshape(1).to(torch.float32))
     return buffer
-
-
-_SWIZZLED = "scales lie in rows, as backends take them"
-for _name in ("MXFP8TensorStorage", "NVFP4TensorStorage"):
-    declare(_name, {"with_gemm_swizzled_scales": False}, {"with_gemm_swizzled_scales": _SWIZZLED})
-
-
-def _refuse_swizzled(where: str, *, swizzled: bool) -> None:
-    if swizzled is not False:
-        raise UnsupportedError(
-            f"{where}: with_gemm_swizzled_scales",
-            got=repr(swizzled),
-            accepted=f"False: {_SWIZZLED}",
-            todo="quantize without optimize_for_gemm",
-        )
 
 
 _CLASSES = (Float8TensorStorage, Float8BlockwiseQTensorStorage, MXFP8TensorStorage, NVFP4TensorStorage)

@@ -52,7 +52,8 @@ def refuse(where: str, given: Mapping[str, object], declared: Mapping[str, Refus
     """
     for name, (accepted, reason) in declared.items():
         value = given.get(name, accepted)
-        if value is accepted or (not isinstance(value, torch.Tensor) and value == accepted):
+        alike = not isinstance(value, torch.Tensor) and isinstance(value, bool) is isinstance(accepted, bool)
+        if value is accepted or (alike and value == accepted):
             continue
         raise UnsupportedError(
             f"{where}: {name}",
