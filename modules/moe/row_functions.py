@@ -1,8 +1,8 @@
 """Rows gathered by an index, and sums of gathered rows: the two autograd Functions that experts' rows travel by.
 
 Each is the other's backward. A sum runs in fp32, slot by slot, and rounds once; in which order never depends on
-chance. Indices are int64, so offsets into large tensors do not wrap. Neither waits for a device: what could be left out
-is looked for on the host alone, where looking is cheaper than a pass over the rows.
+chance. Indices are int64, so offsets into large tensors do not wrap. Neither waits for a device: whether rows
+are missing is looked for on the host alone.
 """
 
 from __future__ import annotations
